@@ -1,7 +1,7 @@
 """Models: what each has for settings. A model of a user's own brings a class `Settings` derived from one of these."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ddppo.config.fields import setting
 from ddppo.errors import ConfigError
@@ -187,6 +187,22 @@ class DictSettings(ImageSettings):
                     f"model.encoders={{{key}: {kind}}}: an encoder is one of {', '.join(ENCODERS)}: use one of these, "
                     "or a model of your own"
                 )
+
+
+class ModelSpec(NamedTuple):
+    """A model of ddppo's own, by two classes: the one of its settings is here, and its network imports torch."""
+
+    settings: type[ModelSettings]
+    model: str  # import path of the ActorCritic
+
+
+# model.name -> its classes. Plugins add others, and a user's own model is an import path.
+MODELS = {
+    "mlp": ModelSpec(MlpSettings, "ddppo.models.actor_critic:MLP"),
+    "cnn": ModelSpec(CnnSettings, "ddppo.models.on_trunk:OnTrunk"),
+    "resnet": ModelSpec(ResnetSettings, "ddppo.models.on_trunk:OnTrunk"),
+    "dict": ModelSpec(DictSettings, "ddppo.models.on_trunk:OnTrunk"),
+}
 
 
 def _check_hidden(settings: LayerSettings) -> None:

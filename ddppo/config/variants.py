@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ddppo.config.algorithm_settings import AlgorithmSettings, GrpoSettings, PPOSettings
 from ddppo.config.fields import in_words
-from ddppo.config.model_settings import CnnSettings, DictSettings, MlpSettings, ModelSettings, ResnetSettings
+from ddppo.config.model_settings import MODELS, MlpSettings, ModelSettings
 from ddppo.config.settings import DistSettings
 from ddppo.distributed.topologies.known import TOPOLOGIES, find
 from ddppo.errors import ConfigError, in_one_line, near
@@ -40,21 +40,18 @@ class Variants(NamedTuple):
     find: Callable[[str], type]
 
 
-_MODELS = {"mlp": MlpSettings, "cnn": CnnSettings, "resnet": ResnetSettings, "dict": DictSettings}
-
-
 def _known_models() -> dict[str, type]:
     of_plugins = {
         name.removeprefix("model/"): imported(path)
         for name, path in added("settings").items()
         if name.startswith("model/")
     }
-    return {**_MODELS, **of_plugins}
+    return {**{name: spec.settings for name, spec in MODELS.items()}, **of_plugins}
 
 
 def _of_model(name: str) -> type:
-    if name in _MODELS:
-        return _MODELS[name]
+    if name in MODELS:
+        return MODELS[name].settings
     if path := added("settings").get(f"model/{name}"):
         return imported(path)
     found = getattr(model_at(name), "Settings", MlpSettings)
@@ -131,7 +128,7 @@ def model_at(name: str) -> Any:
     path = models.get(name, name)
     module, _, attribute = path.partition(":")
     if not (module and attribute):
-        names = [*_MODELS, *models]
+        names = [*MODELS, *models]
         raise ConfigError(
             f"model.name={name}: neither one of {', '.join(names)} nor an import path like my_pkg.models:MyModel"
         )

@@ -6,6 +6,7 @@ import torch
 
 from ddppo.algorithms.task_sampler import check_whole_episodes, make_sampler
 from ddppo.config import rank_rules, rules
+from ddppo.config.model_settings import MODELS
 from ddppo.config.rules import check_remembering
 from ddppo.config.settings import Config
 from ddppo.distributed.gradient_sync import FLAT_BELOW
@@ -17,7 +18,7 @@ from ddppo.errors import ConfigError
 from ddppo.loop import env_states as environments
 from ddppo.loop.build import players_of, topology_of, warning_of_initial
 from ddppo.loop.evaluation import evaluator_of
-from ddppo.models.build import MODELS, build_model, model_class
+from ddppo.models.build import build_model, model_class
 from ddppo.models.model_check import check_model
 from ddppo.native.compiling import SHARED_MEMORY
 from ddppo.plugins import added, imported, plugins

@@ -4,16 +4,14 @@ from collections.abc import Iterable
 
 import torch
 
-from ddppo.config.model_settings import ImageSettings, LayerSettings, ModelSettings
+from ddppo.config.model_settings import MODELS, ImageSettings, LayerSettings, ModelSettings
 from ddppo.config.variants import model_at
 from ddppo.errors import ConfigError, in_one_line
-from ddppo.models.actor_critic import MLP, ActorCritic
-from ddppo.models.on_trunk import OnTrunk
+from ddppo.models.actor_critic import ActorCritic
 from ddppo.models.recurrent import RecurrentActorCritic
+from ddppo.plugins import imported
 from ddppo.seeding import derived_seed
 from ddppo.spaces import EnvSpec, leaves
-
-MODELS: dict[str, type[ActorCritic]] = {"mlp": MLP, "cnn": OnTrunk, "resnet": OnTrunk, "dict": OnTrunk}
 
 
 def build_model(spec: EnvSpec, config: ModelSettings, seed: int, dtype: torch.dtype) -> ActorCritic:
@@ -58,9 +56,12 @@ def build_model(spec: EnvSpec, config: ModelSettings, seed: int, dtype: torch.dt
 
 def model_class(config: ModelSettings) -> type[ActorCritic]:
     """Return the class that `config` names. Raises ConfigError if there is none."""
-    if isinstance(config, LayerSettings) and config.memory != "none" and config.name in MODELS:
+    if config.name not in MODELS:
+        return _imported(config.name)
+    if isinstance(config, LayerSettings) and config.memory != "none":
         return RecurrentActorCritic
-    return MODELS.get(config.name) or _imported(config.name)
+    found: type[ActorCritic] = imported(MODELS[config.name].model)
+    return found
 
 
 def _imported(name: str) -> type[ActorCritic]:

@@ -306,7 +306,7 @@ class RichDisplay(_ThrottledDisplay):
 
 
 class FrameDisplay(_ThrottledDisplay):
-    """Prints frames, each a line of JSON, for the process that started the run and shows them in place (ddppo/api.py)."""
+    """Prints frames, each a line of JSON, for the process that started the run and shows them in place (api.py)."""
 
     def __init__(self, total_steps: int, columns: int, *, clock: Clock = time.monotonic) -> None:
         super().__init__(total_steps, RICH_INTERVAL_S, clock)
