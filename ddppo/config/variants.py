@@ -1,8 +1,15 @@
-"""Sections of settings whose keys follow from one of them: a model's from model.name.
+"""Sections whose keys depend on one setting: model.* on model.name, dist.* on dist.topology, ppo.* on ppo.algorithm.
 
-Each variant has a dataclass of its own keys, derived from the section's base. Ours are named in a table, those of
-plugins by `Plugin.settings`, that of a class at an import path stands in it as `Settings`. A key that the class lacks
-is unknown, whoever else may have it. Imports no torch, unless a class at an import path does.
+A variant is one value of that setting, such as model.name=cnn. Each variant has a dataclass of its keys, derived from
+the section's base class, which has the keys of all variants. A key that the dataclass lacks does not exist, even if
+another variant has it: no rule "has no effect" is needed.
+
+The dataclass of a variant is found in three places:
+    ddppo's own: in a table here or in config/model_settings.py.
+    A plugin's model: `Plugin.settings` names it.
+    A class at an import path, model.name=my_pkg.models:MyModel: the class has it as its attribute `Settings`.
+
+Imports no torch, unless a user's class at an import path does.
 """
 
 import difflib
@@ -23,21 +30,18 @@ from ddppo.distributed.topologies.known import TOPOLOGIES, find
 from ddppo.errors import ConfigError, in_one_line, near
 from ddppo.plugins import added, imported
 
-RENAMED = {"dist.backend": "dist.collective"}  # settings, by the names that they had before
-RENAMED_BACKENDS = {"native": "gym_vector"}  # values of env.backend, by the names that they had before
+RENAMED = {"dist.backend": "dist.collective"}  # old name of a setting -> its name now
+RENAMED_BACKENDS = {"native": "gym_vector"}  # old value of env.backend -> its value now
 
 
 class Variants(NamedTuple):
-    """A section whose variants have keys of their own: `key` names the variant, which `chosen_by=<name>` chooses.
+    """A section whose variants have keys of their own."""
 
-    known: the settings of those that have a name, by it. find: of any name or import path; raises ConfigError.
-    """
-
-    base: type
-    key: str
-    chosen_by: str
-    known: Callable[[], dict[str, type]]
-    find: Callable[[str], type]
+    base: type  # dataclass of the keys that all variants have
+    key: str  # the setting that names the variant, without the section: "name" of model.name
+    chosen_by: str  # how a command line chooses one: model=cnn, distributed=ddp, ppo.algorithm=grpo
+    known: Callable[[], dict[str, type]]  # dataclasses of the variants that have a name, by name
+    find: Callable[[str], type]  # dataclass of any name or import path; raises ConfigError
 
 
 def _known_models() -> dict[str, type]:
@@ -49,7 +53,7 @@ def _known_models() -> dict[str, type]:
     return {**{name: spec.settings for name, spec in MODELS.items()}, **of_plugins}
 
 
-def _of_model(name: str) -> type:
+def _model_settings(name: str) -> type:
     if name in MODELS:
         return MODELS[name].settings
     if path := added("settings").get(f"model/{name}"):
@@ -60,52 +64,56 @@ def _of_model(name: str) -> type:
     )
 
 
-def _of_topology(name: str) -> type:
+def _topology_settings(name: str) -> type:
     found = find(name).settings
     if found is None:
         return DistSettings
     found = imported(found) if isinstance(found, str) else found
-    return _derived(found, DistSettings, f"dist.topology={name}: its settings", "one that does")
+    owner = f"dist.topology={name}: its settings"
+    return _derived(found, DistSettings, owner, "the settings of one of ddppo's topologies")
 
 
 _ALGORITHMS: dict[str, type] = {"ppo": PPOSettings, "grpo": GrpoSettings}
 
 
-def _of_algorithm(name: str) -> type:
+def _algorithm_settings(name: str) -> type:
     if name not in _ALGORITHMS:
         names = list(_ALGORITHMS)
         raise ConfigError(f"ppo.algorithm={name}: must be one of {', '.join(names)}{near(name, names)}")
     return _ALGORITHMS[name]
 
 
-def _derived(found: Any, base: type, said: str, other: str) -> type:
+def _derived(found: Any, base: type, subject: str, other: str) -> type:
+    """Return `found`. Raises ConfigError unless it is a dataclass derived from `base`."""
     if not (isinstance(found, type) and issubclass(found, base) and is_dataclass(found)):
         raise ConfigError(
-            f"{said} must be a dataclass derived from {base.__module__}.{base.__name__}, or from {other}"
+            f"{subject} must be a dataclass derived from {base.__module__}.{base.__name__}, or from {other}"
         )
     return found
 
 
 SECTIONS_BY_NAME = {
-    "model": Variants(ModelSettings, "name", "model", _known_models, _of_model),
+    "model": Variants(ModelSettings, "name", "model", _known_models, _model_settings),
     "dist": Variants(
         DistSettings,
         "topology",
         "distributed",
-        lambda: {name: _of_topology(name) for name in TOPOLOGIES},
-        _of_topology,
+        lambda: {name: _topology_settings(name) for name in TOPOLOGIES},
+        _topology_settings,
     ),
-    "ppo": Variants(AlgorithmSettings, "algorithm", "ppo.algorithm", lambda: _ALGORITHMS, _of_algorithm),
+    "ppo": Variants(
+        AlgorithmSettings, "algorithm", "ppo.algorithm", lambda: _ALGORITHMS, _algorithm_settings
+    ),
 }
 
 
 def known(section: str) -> dict[str, type]:
-    """Return the settings of every variant that is known by a name, by these names."""
+    """Return the dataclasses of the variants that have a name, by name."""
     return SECTIONS_BY_NAME[section].known()
 
 
 def settings_class(section: str, name: str) -> type:
-    """Return the dataclass of the settings of a variant. Raises ConfigError where there is no such variant."""
+    """Return the dataclass of a variant's settings. Raises ConfigError if there is no such variant."""
     return SECTIONS_BY_NAME[section].find(name)
 
 
@@ -123,7 +131,7 @@ def call_before_user_import(hook: Callable[[], None]) -> None:
 
 
 def model_at(name: str) -> Any:
-    """Return what stands where model.name points to, a plugin's name or an import path. Raises ConfigError."""
+    """Return the object that model.name names: a plugin's model, or one at an import path. Raises ConfigError."""
     models = added("models")
     path = models.get(name, name)
     module, _, attribute = path.partition(":")
@@ -141,16 +149,15 @@ def model_at(name: str) -> Any:
 
 
 def name_in(section: str, values: Mapping[str, Any]) -> str:
-    """Return the variant that `values` of a section name: the base's default where they name none."""
-    of_name = next(
-        item for item in fields(SECTIONS_BY_NAME[section].base) if item.name == SECTIONS_BY_NAME[section].key
-    )
-    found = values.get(of_name.name)
-    return str(of_name.default if found is None else found)
+    """Return the name of the variant in the `values` of a section: the default if they have none."""
+    variants = SECTIONS_BY_NAME[section]
+    naming = next(item for item in fields(variants.base) if item.name == variants.key)
+    found = values.get(naming.name)
+    return str(naming.default if found is None else found)
 
 
 def settings_of(section: str, **values: Any) -> Any:
-    """Return settings of a section by the variant named among them: settings_of("model", name="gnn", graph_width=8).
+    """Return the settings of a variant as its dataclass: settings_of("model", name="gnn", graph_width=8).
 
     Raises ConfigError for a key that the variant lacks.
     """
@@ -160,32 +167,32 @@ def settings_of(section: str, **values: Any) -> Any:
 
 
 def changed(section: str, values: Mapping[str, Any], name: str) -> DictConfig:
-    """Return settings of another variant that keep of `values` what both have."""
+    """Return settings of the variant `name` that keep the `values` of the keys that it has."""
     has = names_of(settings_class(section, name))
     kept = {key: value for key, value in values.items() if key in has}
     return structured(section, kept | {SECTIONS_BY_NAME[section].key: name})
 
 
 def stored_names(folder: Path) -> dict[str, str]:
-    """Return the variants that a run folder's config.yaml names, by section; none where it cannot be read."""
+    """Return the name of the variant in a run folder's config.yaml, by section; {} if it cannot be read."""
     try:
         loaded: Any = OmegaConf.load(folder / "config.yaml")
         names = {section: name_in(section, loaded.get(section) or {}) for section in SECTIONS_BY_NAME}
-        # Before it was a preset of env_workers (stored.load_config).
+        # Of older runs: it is a preset of env_workers now (stored.load_config).
         return {section: "env_workers" if x == "env_workers_hetero" else x for section, x in names.items()}
-    except Exception:  # what is wrong with it is told by those who load it
+    except Exception:  # the command that loads it reports the fault
         return {}
 
 
 def names_of(kind: type) -> list[str]:
-    """Return the keys of a variant."""
+    """Return the keys of a variant's dataclass."""
     return [item.name for item in fields(kind)]
 
 
 def structured(section: str, values: Mapping[str, Any], also: Sequence[str] = ()) -> DictConfig:
-    """Return `values` of a section as settings of the variant that they name.
+    """Return the `values` of a section as settings of the variant that they name.
 
-    also: keys of other variants, which are let in. Raises ConfigError for any other key.
+    also: keys of other variants that are accepted too. Raises ConfigError for any other key.
     """
     name = name_in(section, values)
     check_keys(section, name, [key for key in values if key not in also])
@@ -203,7 +210,7 @@ def structured(section: str, values: Mapping[str, Any], also: Sequence[str] = ()
 
 @functools.cache
 def empty(kind: type) -> DictConfig:
-    """Return a variant's settings at their defaults, for a copy of it: it takes milliseconds to make."""
+    """Return a variant's settings at their defaults, to be copied: made once, since that takes milliseconds."""
     try:
         made = OmegaConf.structured(kind)
     except OmegaConfBaseException as e:
@@ -215,7 +222,7 @@ def empty(kind: type) -> DictConfig:
 
 
 def check_keys(section: str, name: str, keys: Iterable[str]) -> None:
-    """Raise ConfigError where a variant lacks one of `keys`."""
+    """Raise ConfigError if a variant lacks one of `keys`."""
     has = names_of(settings_class(section, name))
     for key in keys:
         if str(key) not in has:
@@ -223,42 +230,41 @@ def check_keys(section: str, name: str, keys: Iterable[str]) -> None:
 
 
 def unknown_key(section: str, name: str, key: str) -> str:
-    """Return that a variant has no such key, and which others have it, or which of its own is meant, perhaps."""
+    """Return the message about a key that a variant lacks: which variants have it, or which key was meant."""
     if (full := f"{section}.{key}") in RENAMED:
         return f"{full} is called {RENAMED[full]} now"
     variants = SECTIONS_BY_NAME[section]
     chosen_by = variants.chosen_by
-    said = f"there is no setting {section}.{key}"
+    unknown = f"there is no setting {section}.{key}"
     chosen = f"{chosen_by}={name}" if chosen_by == "distributed" else f"{section}.{variants.key}={name}"
+    # Another variant has exactly this key; else a similar key of this variant, of another one; else list all.
     if owners := owners_of(section, key):
-        return f"{said} with {chosen}: it is of {chosen_by}={' or '.join(owners)}"
+        return f"{unknown} with {chosen}: it is of {chosen_by}={' or '.join(owners)}"
     own = names_of(settings_class(section, name))
     if matches := difflib.get_close_matches(key, own):
-        return (
-            f"{said} (did you mean {' or '.join(f'{section}.{each}' for each in matches)}?); --help lists all"
-        )
+        return f"{unknown} (did you mean {' or '.join(f'{section}.{each}' for each in matches)}?); --help lists all"
     of_others = [each for kind in known(section).values() for each in names_of(kind)]
     if matches := difflib.get_close_matches(key, of_others, n=1):
         meant = f"{section}.{matches[0]} of {chosen_by}={' or '.join(owners_of(section, matches[0]))}"
-        return f"{said} (did you mean {meant}?); --help lists all"
-    return f"{said}: {chosen} has {', '.join(own)}"
+        return f"{unknown} (did you mean {meant}?); --help lists all"
+    return f"{unknown}: {chosen} has {', '.join(own)}"
 
 
 def own_keys(section: str, name: str) -> list[str]:
-    """Return the keys that a variant has and the section's base has not."""
+    """Return the keys of a variant that the section's base class lacks."""
     common = names_of(SECTIONS_BY_NAME[section].base)
     return [key for key in names_of(settings_class(section, name)) if key not in common]
 
 
 def owners_of(section: str, key: str) -> list[str]:
-    """Return the names of the variants that have a key, [] where all have."""
+    """Return the names of the variants that have a key; [] if all have it."""
     if key in names_of(SECTIONS_BY_NAME[section].base):
         return []
     return [name for name, kind in known(section).items() if key in names_of(kind)]
 
 
 def type_of(key: str, types: Mapping[str, Any]) -> Any:
-    """Return the annotation of a setting by its full key, one of `types` or of some variant; None if there is none."""
+    """Return the annotation of a setting by its full key, in `types` or of any variant; None if there is none."""
     section, _, name = key.partition(".")
     if key in types or section not in SECTIONS_BY_NAME:
         return types.get(key)

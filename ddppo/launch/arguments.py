@@ -1,6 +1,8 @@
-"""What `python -m ddppo.train` does to its arguments before Hydra sees them.
+"""The arguments of `python -m ddppo.train` before Hydra reads them, and Hydra's messages after.
 
-Hydra's grammar reads paths, numbers and flags in its own way, and lets a setting without effect pass in silence.
+`prepared_arguments` is the whole story, and the sections below follow its steps. It is needed because Hydra's grammar
+reads paths, numbers and flags in its own way, and accepts settings that have no effect. `composed` uses the same steps
+for a configuration without a run.
 """
 
 import argparse
@@ -28,79 +30,41 @@ from ddppo.errors import ConfigError, EnvRaised, RunFolderError, TrainingError
 from ddppo.launch.torchrun import under_torchrun
 from ddppo.package import install_command
 
-# Settings whose keys the user makes up, which Hydra would take for typing errors unless told to add them.
-_NAMED = (
-    "env.kwargs",
-    "env.slow_ranks",
-    "model.encoders",
-    "ppo.learning_rates",
-    "ppo.losses",
-)
-_FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "sweep")
-_IMPORT_PATH = re.compile(r"[a-z_][\w.]*:[a-z_]\w*", re.IGNORECASE)
-_IPV6 = re.compile(r"(?<![\"'])wss?://\[[\da-f:.]+\](:\d+)?/?", re.IGNORECASE)  # brackets are lists to Hydra
-
-
-class _Parser(argparse.ArgumentParser):
-    """Hydra's parser, which says a mistake in our words and knows flags by their whole names only."""
-
-    def __init__(self) -> None:
-        let_hydra_parse()
-        super().__init__(
-            add_help=False, allow_abbrev=False, parents=[get_args_parser()], conflict_handler="resolve"
-        )
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{' '.join(message.split())}; --help shows how ddppo.train is called")
-
-
-def let_hydra_parse() -> None:
-    """Have argparse of Python 3.14, which looks at help texts as they are given, pass those that are no text yet.
-
-    Hydra 1.3 writes one of them when it is shown: without this no command of its would start there.
-    """
-    check = getattr(argparse.ArgumentParser, "_check_help", None)
-    if check is None or hasattr(check, "passes_others"):
-        return
-
-    def check_texts(parser: argparse.ArgumentParser, action: argparse.Action) -> None:
-        if action.help is None or isinstance(action.help, str):
-            check(parser, action)
-
-    ours: Any = check_texts
-    ours.passes_others = True
-    setattr(argparse.ArgumentParser, "_check_help", ours)  # noqa: B010 (mypy knows no such method)
+_FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "sweep")  # settings that name a folder to write into
 
 
 def prepared_arguments(arguments: list[str]) -> list[str]:
-    """Return the arguments for Hydra: a resumed run's folder is its output, torchrun's world size the run's.
+    """Return the arguments for Hydra: flags first, settings in its grammar, then settings that follow from others.
 
-    Paths are quoted whatever their characters, whole numbers and a task's keywords written out, and flags come first.
-    Raises ConfigError where arguments exclude one another, have no effect, or name a folder that cannot be used.
+    Raises ConfigError if arguments exclude one another or have no effect, RunFolderError if a folder cannot be used.
     """
+    # 1. Tell flags from settings. Help and completion need no checks.
     arguments = [_own_topology(argument) for argument in arguments]
     asked = _Parser().parse_intermixed_args(arguments)
     flags, settings = _parted(arguments, asked.overrides)
     if asked.help or asked.hydra_help:
         return [*flags, *settings]
-    check_flags(asked)
+    _check_flags(asked)
     if asked.shell_completion:
         return [*flags, *settings]
+    # 2. Refuse names and values that Hydra would misunderstand, and write keywords of a task in full.
     values = {bare_name(key): value for key, equals, value in (s.partition("=") for s in settings) if equals}
-    check_names(settings, values)
+    _check_names(settings, values)
     settings = in_full(settings, values)
-    is_multirun = asked.multirun or values.get("hydra.mode") == "MULTIRUN"
-    if is_multirun:
-        check_multirun(asked, values)
+    # 3. Refuse settings that do not belong to one run, or to a sweep.
+    if asked.multirun or values.get("hydra.mode") == "MULTIRUN":
+        _check_multirun(asked, values)
     else:
-        check_single(values, runs=asked.cfg is None and asked.info is None)
-    added = _of_resumed(values) if "resume" in values else []
+        _check_single(values, runs=asked.cfg is None and asked.info is None)
+    # 4. Check folders. A resumed run writes into its own, and under torchrun W is the number of processes.
+    added = _settings_of_resume(values) if "resume" in values else []
     for key in _FOLDERS:
         if key in values:
-            check_writable(key, _unquoted(values[key]))
+            _check_writable(key, _unquoted(values[key]))
     if under_torchrun():
-        added += _of_torchrun(values)
-    return [*flags, *map(_prepared, settings), *added]
+        added += _settings_of_torchrun(values)
+    # 5. Write each setting as Hydra's grammar needs it.
+    return [*flags, *map(_in_grammar, settings), *added]
 
 
 def composed(overrides: Sequence[str]) -> Config:
@@ -116,15 +80,53 @@ def composed(overrides: Sequence[str]) -> Config:
     return config
 
 
+# -- 1. Flags and settings.
+
+_IMPORT_PATH = re.compile(r"[a-z_][\w.]*:[a-z_]\w*", re.IGNORECASE)
+_SHELLS = ("bash", "fish", "zsh")
+
+
 def _own_topology(argument: str) -> str:
-    """Return `distributed=my_pkg.topologies:Ring`, which is no preset, as the setting that it is."""
+    """Return `distributed=my_pkg.topologies:Ring`, which is no preset, as the setting dist.topology=..."""
     group, equals, value = argument.partition("=")
     is_path = group == "distributed" and equals and _IMPORT_PATH.fullmatch(value)
     return f"dist.topology={value}" if is_path else argument
 
 
+class _Parser(argparse.ArgumentParser):
+    """Hydra's parser with messages of ours. It knows flags by their whole names only."""
+
+    def __init__(self) -> None:
+        let_hydra_parse()
+        super().__init__(
+            add_help=False, allow_abbrev=False, parents=[get_args_parser()], conflict_handler="resolve"
+        )
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{' '.join(message.split())}; --help shows how ddppo.train is called")
+
+
+def let_hydra_parse() -> None:
+    """Let argparse of Python 3.14 accept help texts that are not strings yet.
+
+    It checks a help text when a flag is added. Hydra 1.3 makes one of its texts only when it is shown, so no command of
+    Hydra's would start there without this.
+    """
+    check = getattr(argparse.ArgumentParser, "_check_help", None)
+    if check is None or hasattr(check, "passes_others"):
+        return
+
+    def check_texts(parser: argparse.ArgumentParser, action: argparse.Action) -> None:
+        if action.help is None or isinstance(action.help, str):
+            check(parser, action)
+
+    ours: Any = check_texts
+    ours.passes_others = True
+    setattr(argparse.ArgumentParser, "_check_help", ours)  # noqa: B010 (mypy knows no such method)
+
+
 def _parted(arguments: list[str], overrides: list[str]) -> tuple[list[str], list[str]]:
-    """Return flags with their values, and settings: Hydra finds no flag between settings."""
+    """Return flags with their values, and settings: Hydra does not find a flag between settings."""
     flags, left = [], list(overrides)
     for argument in arguments:
         if left and argument == left[0]:
@@ -134,180 +136,7 @@ def _parted(arguments: list[str], overrides: list[str]) -> tuple[list[str], list
     return flags, overrides
 
 
-def _prepared(argument: str) -> str:
-    key, equals, value = argument.partition("=")
-    bare = bare_name(key)
-    if equals and (bare in (*_FOLDERS, "resume") or (bare == "init_from" and _is_one_path(value))):
-        return f"{key}={_quoted(_unquoted(value))}"
-    if equals and bare == "env.urls":
-        return f"{key}={_IPV6.sub(lambda found: _quoted(found[0]), value)}"
-    if equals and is_integer(type_of(bare.removeprefix("hydra.sweeper.params."), types())):
-        return f"{key}={written_out(value)}"
-    mappings = tuple(f"{name}{end}" for name in (*_NAMED, *mappings_of_plugins()) for end in "=.")
-    return f"++{argument}" if argument.startswith(mappings) else argument
-
-
-def _is_one_path(value: str) -> bool:
-    """Return whether a value names what there is, or cannot be several values of a sweep."""
-    return value != "null" and ("," not in value or Path(_unquoted(value)).exists())
-
-
-def _of_resumed(values: dict[str, str]) -> list[str]:
-    """Return what makes the folder of a resumed run its output."""
-    if _unquoted(values["resume"]) == "auto":
-        check_fixed(values)
-        return []
-    if "init_from" in values:
-        raise ConfigError(
-            f"init_from={values['init_from']} and resume={values['resume']} exclude one another: a run that goes on "
-            "has parameters of its own; leave one of them out"
-        )
-    folder = Path(_unquoted(values["resume"])).resolve()
-    if not (folder / "config.yaml").is_file():
-        raise RunFolderError(f"resume={values['resume']}: not a run folder, it has no config.yaml")
-    other = values.get("hydra.run.dir")
-    if other is not None and Path(_unquoted(other)).resolve() != folder:
-        raise ConfigError(
-            f"hydra.run.dir={other} has no effect with resume={values['resume']}: a resumed run stays in its folder"
-        )
-    if "${" in str(folder):
-        raise RunFolderError(
-            f"resume={values['resume']}: Hydra takes ${{ in {folder} for an interpolation: rename it"
-        )
-    return [f"hydra.run.dir={_quoted(str(folder))}"]
-
-
-def _of_torchrun(values: dict[str, str]) -> list[str]:
-    world_size = os.environ["WORLD_SIZE"]
-    if values.get("dist.world_size", world_size) != world_size:
-        raise ConfigError(
-            f"dist.world_size={values['dist.world_size']}, but torchrun started {world_size} ranks: leave it out"
-        )
-    if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0 and "resume" not in values:
-        raise ConfigError(
-            "torchrun --max-restarts starts this command again after a fault, and without resume=auto it would begin "
-            "another run: add resume=auto hydra.run.dir=<folder>, or leave --max-restarts out"
-        )
-    return [] if "dist.world_size" in values else [f"dist.world_size={world_size}"]
-
-
-def _unquoted(value: str) -> str:
-    """Return a value without the quotes that Hydra's grammar would ask for."""
-    is_quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
-    return value[1:-1].replace(f"\\{value[0]}", value[0]) if is_quoted else value
-
-
-def _quoted(value: str) -> str:
-    """Return a value as Hydra's grammar reads it whatever its characters; ${} in it is still resolved."""
-    return QuotedString(value, Quote.single).with_quotes()
-
-
-# -- What the door makes of Hydra's complaints about a command line, and of errors, in a line each.
-
-
-# Options that packages of an extra bring, which Hydra cannot name.
-_EXTRAS = {("hydra/sweeper", "optuna"): "tune", ("hydra/launcher", "joblib"): "tune"}
-# Hydra's way to keep the cause to itself.
-_CHAINED = ", set env var HYDRA_FULL_ERROR=1 to see chained exception."
-
-
-def composition_message(error: HydraException | OmegaConfBaseException) -> str:
-    """Return Hydra's complaint about a command line in one line, with near matches of a mistyped name."""
-    text = str(error)
-    if text.startswith("Error merging override"):
-        cause = in_words(str(error.__cause__).splitlines()[0])
-        return f"{text.removeprefix('Error merging override ').lstrip('+')}: {cause}"
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if found := re.match(r"Could not override '([\w.]+)'", text):
-        return unknown_setting(found[1], config_class())
-    if found := re.search(r"Could not (?:find|load|override) '([\w/]+/[\w-]+)'", text):
-        return unknown_option(found[1], text)
-    details = [line for line in lines if not line.startswith(("full_key", "reference_type", "object_type"))]
-    key = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key")), "")
-    message = " ".join(details)
-    if _CHAINED in message and isinstance(error.__cause__, Exception):
-        message = f"{message.replace(_CHAINED, '')}: {one_line(error.__cause__)}"
-    return f"{key + ': ' if key else ''}{message}"
-
-
-def unknown_option(path: str, text: str) -> str:
-    """Return what is wrong with e.g. hydra/launcher/nix or experiment/tune/nix, of which Hydra says `text`."""
-    parts = path.split("/")
-    depth = 2 if parts[0] == "hydra" else 1
-    group, option = "/".join(parts[:depth]), "/".join(parts[depth:])
-    if extra := _EXTRAS.get((group, option)):
-        return f"{group}={option} needs a package that is not installed: {install_command(extra)}"
-    options = set(presets(group))
-    if parts[0] == "hydra":  # its own and those of plugins
-        options |= set(re.findall(r"^\t(\w+)$", text, re.MULTILINE))
-    return f"{group}={option}: must be one of {', '.join(sorted(options))}{near(option, sorted(options))}"
-
-
-def one_line(error: Exception) -> str:
-    """Return an error in one line, with the name of its class unless it is one of ours, which say all."""
-    text = " ".join((error.said if isinstance(error, EnvRaised) else str(error)).split())
-    return text if isinstance(error, (ConfigError, TrainingError)) else f"{type(error).__name__}: {text}"
-
-
-# -- What the door refuses in a command line: what excludes another, has no effect, or means something else to Hydra.
-
-
-_GROUPS = (*SECTIONS, "experiment", "hydra/launcher", "hydra/sweeper")
-_PLAIN_SECTIONS = {
-    "dist": "distributed",
-    "eval": "",
-    "checkpoint": "",
-    "log": "",
-}  # and the group that fills it
-# What a single run does not ask for its value.
-_OF_SWEEPS = (
-    "hydra/launcher",
-    "hydra/sweeper",
-    "hydra.launcher.",
-    "hydra.sweeper.",
-    "hydra.sweep.",
-    "objective",
-)
-_DEFAULTS_OF_SWEEPS = (("hydra/launcher", "basic"), ("hydra/sweeper", "basic"))
-# Values of a group that are the name of no file: null takes the group away, of the others Hydra cannot make sense.
-_NO_NAME = re.compile(r"""[-+.\d]+(e[-+]?\d+)?|true|false|nan|inf|null|['"]{2}|\{.*|\[\s*\]""", re.IGNORECASE)
-_SHELLS = ("bash", "fish", "zsh")
-
-
-@functools.cache
-def types() -> dict[str, Any]:
-    """Return the annotation of every setting by its full key, those of launchers and sweepers too."""
-    found = setting_types(config_class())
-    for schema, section in schemas().items():
-        group = schema.rpartition("/")[0]
-        if group.startswith("hydra/"):
-            found |= setting_types(section, group.replace("/", ".") + ".")
-    return found
-
-
-def mappings_of_plugins() -> list[str]:
-    """Return the settings of plugins whose keys the user makes up."""
-    of_sections = [name for section in sections() for name in types() if name.startswith(f"{section}.")]
-    return [name for name in of_sections if get_origin(types()[name]) is dict]
-
-
-def bare_name(key: str) -> str:
-    """Return the name of a setting without the signs by which Hydra adds and takes away."""
-    return key.lstrip("+~")
-
-
-def check_fixed(values: dict[str, str]) -> None:
-    """Check that resume=auto finds at the next start what this one leaves."""
-    folder = values.get("hydra.run.dir")
-    if folder is None or "${stamp:" in folder or "${now:" in folder:
-        found = "there is none" if folder is None else f"hydra.run.dir={folder} is another at every start"
-        raise ConfigError(
-            f"resume=auto goes on with what it finds in a folder of a fixed name, and {found}: add "
-            "hydra.run.dir=<folder>"
-        )
-
-
-def check_flags(asked: argparse.Namespace) -> None:
+def _check_flags(asked: argparse.Namespace) -> None:
     """Refuse flags of Hydra's that it would answer with a traceback."""
     named = {
         "--run": asked.run,
@@ -318,7 +147,9 @@ def check_flags(asked: argparse.Namespace) -> None:
     }
     given = [flag for flag, value in named.items() if value]
     if asked.experimental_rerun:
-        raise ConfigError("--experimental-rerun reads what no run of ours leaves: use resume=<run folder>")
+        raise ConfigError(
+            "--experimental-rerun reads files that ddppo does not write: use resume=<run folder>"
+        )
     if "-m" in given and len(given) > 1 and given[1] in ("--cfg", "--info"):
         raise ConfigError(f"{given[1]} shows one configuration, -m runs several: leave -m out")
     if len(given) > 1:
@@ -341,34 +172,57 @@ def _check_completion(words: list[str]) -> None:
         raise ConfigError(f"-sc {words[0]}: is for the shell to ask, once -sc install={shell} has set it up")
 
 
-def check_names(settings: list[str], values: dict[str, str]) -> None:
-    """Refuse what Hydra would take for something else, or say in its own words only."""
+# -- 2. Names of settings, and values that Hydra would read as something else.
+
+_GROUPS = (*SECTIONS, "experiment", "hydra/launcher", "hydra/sweeper")
+# Sections of settings that are no group, and the group whose presets fill them, if any.
+_PLAIN_SECTIONS = {"dist": "distributed", "eval": "", "checkpoint": "", "log": ""}
+# Values that name no preset. Hydra takes null for "no preset", and fails on the others.
+_NO_NAME = re.compile(r"""[-+.\d]+(e[-+]?\d+)?|true|false|nan|inf|null|['"]{2}|\{.*|\[\s*\]""", re.IGNORECASE)
+
+
+@functools.cache
+def types() -> dict[str, Any]:
+    """Return the annotation of every setting by its full key, including those of launchers and sweepers."""
+    found = setting_types(config_class())
+    for schema, section in schemas().items():
+        group = schema.rpartition("/")[0]
+        if group.startswith("hydra/"):
+            found |= setting_types(section, group.replace("/", ".") + ".")
+    return found
+
+
+def mappings_of_plugins() -> list[str]:
+    """Return the settings of plugins whose keys the user makes up."""
+    of_sections = [name for section in sections() for name in types() if name.startswith(f"{section}.")]
+    return [name for name in of_sections if get_origin(types()[name]) is dict]
+
+
+def bare_name(key: str) -> str:
+    """Return the name of a setting without the signs by which Hydra adds (+, ++) and removes (~)."""
+    return key.lstrip("+~")
+
+
+def _check_names(settings: list[str], values: dict[str, str]) -> None:
+    """Refuse settings that Hydra would misunderstand, or answer in words of its own."""
+    removable = ("env.kwargs.", "env.slow_ranks.", "hydra", *(f"{name}." for name in mappings_of_plugins()))
     for setting in settings:
         key, equals, value = setting.partition("=")
         bare = bare_name(key)
         if equals and not bare:
             raise ConfigError(f"{setting} has no name in front of the equals sign; --help lists all settings")
-        taken_away = (
-            "env.kwargs.",
-            "env.slow_ranks.",
-            "hydra",
-            *(f"{name}." for name in mappings_of_plugins()),
-        )
-        if key.startswith("~") and not bare.startswith(taken_away):
+        if key.startswith("~") and not bare.startswith(removable):
             raise ConfigError(f"{setting}: a setting cannot be taken away: leave it out to have its default")
         if equals and (bare in _PLAIN_SECTIONS or bare in sections()):
-            raise ConfigError(f"{setting}: {_of_section(bare, value)}")
-        if equals and bare in _GROUPS and _is_no_option(value) and setting != "experiment=null":
+            raise ConfigError(f"{setting}: {_no_setting_but_section(bare, value)}")
+        is_no_option = is_schema(value) or _NO_NAME.fullmatch(value) is not None
+        if equals and bare in _GROUPS and is_no_option and setting != "experiment=null":
             raise ConfigError(unknown_option(f"{bare}/{value}", ""))
         if type_of(bare, types()) is bool and equals and not is_truth(value):
             raise ConfigError(f"{setting}: {value} is not true or false")
 
 
-def _is_no_option(value: str) -> bool:
-    return is_schema(value) or _NO_NAME.fullmatch(value) is not None
-
-
-def _of_section(section: str, value: str) -> str:
+def _no_setting_but_section(section: str, value: str) -> str:
     if group := _PLAIN_SECTIONS.get(section):
         return (
             f"{section} is a section of settings, whose options are chosen by {group}=: use {group}={value}"
@@ -377,19 +231,35 @@ def _of_section(section: str, value: str) -> str:
     return f"{section} is a section of settings: set one of {', '.join(names)}"
 
 
-def check_single(values: dict[str, str], *, runs: bool) -> None:
+# -- 3. One run, or a sweep.
+
+# Settings that have an effect in sweeps only, apart from their defaults.
+_SWEEP_SETTINGS = (
+    "hydra/launcher",
+    "hydra/sweeper",
+    "hydra.launcher.",
+    "hydra.sweeper.",
+    "hydra.sweep.",
+    "objective",
+)
+_SWEEP_DEFAULTS = (("hydra/launcher", "basic"), ("hydra/sweeper", "basic"))
+
+
+def _check_single(values: dict[str, str], *, runs: bool) -> None:
+    """Refuse settings of sweeps. runs: whether the run is started, and not only its configuration shown."""
     if "sweep" in values:
         raise ConfigError(
             f"sweep={values['sweep']} has no effect on one run: add -m, or use hydra.run.dir for its folder"
         )
-    if not runs:  # a configuration is only shown
+    if not runs:
         return
     for key, value in values.items():
-        if key.startswith(_OF_SWEEPS) and (key.partition(".")[0], value) not in _DEFAULTS_OF_SWEEPS:
+        if key.startswith(_SWEEP_SETTINGS) and (key.partition(".")[0], value) not in _SWEEP_DEFAULTS:
             raise ConfigError(f"{key}={value} has no effect on one run: add -m, or leave it out")
 
 
-def check_multirun(asked: argparse.Namespace, values: dict[str, str]) -> None:
+def _check_multirun(asked: argparse.Namespace, values: dict[str, str]) -> None:
+    """Refuse settings of single runs, and two sweeps in one command."""
     if asked.cfg or asked.info:  # with hydra.mode=MULTIRUN
         raise ConfigError(
             "--cfg and --info show one configuration, hydra.mode=MULTIRUN runs several: leave it out"
@@ -422,19 +292,161 @@ def check_multirun(asked: argparse.Namespace, values: dict[str, str]) -> None:
         )
 
 
-def check_writable(key: str, value: str) -> None:
+# -- 4. Folders, and settings that follow from resume= and from torchrun.
+
+
+def _settings_of_resume(values: dict[str, str]) -> list[str]:
+    """Return the setting that makes the folder of a resumed run its output; none for resume=auto."""
+    if _unquoted(values["resume"]) == "auto":
+        _check_fixed(values)
+        return []
+    if "init_from" in values:
+        raise ConfigError(
+            f"init_from={values['init_from']} and resume={values['resume']} exclude one another: a run that goes on "
+            "has parameters of its own; leave one of them out"
+        )
+    folder = Path(_unquoted(values["resume"])).resolve()
+    if not (folder / "config.yaml").is_file():
+        raise RunFolderError(f"resume={values['resume']}: not a run folder, it has no config.yaml")
+    other = values.get("hydra.run.dir")
+    if other is not None and Path(_unquoted(other)).resolve() != folder:
+        raise ConfigError(
+            f"hydra.run.dir={other} has no effect with resume={values['resume']}: a resumed run stays in its folder"
+        )
+    if "${" in str(folder):
+        raise RunFolderError(
+            f"resume={values['resume']}: Hydra takes ${{ in {folder} for an interpolation: rename it"
+        )
+    return [f"hydra.run.dir={_quoted(str(folder))}"]
+
+
+def _check_fixed(values: dict[str, str]) -> None:
+    """Refuse resume=auto with a folder that has another name at each start: nothing would ever be resumed."""
+    folder = values.get("hydra.run.dir")
+    if folder is None or "${stamp:" in folder or "${now:" in folder:
+        found = "there is none" if folder is None else f"hydra.run.dir={folder} is another at every start"
+        raise ConfigError(
+            f"resume=auto goes on with what it finds in a folder of a fixed name, and {found}: add "
+            "hydra.run.dir=<folder>"
+        )
+
+
+def _check_writable(key: str, value: str) -> None:
+    """Raise RunFolderError if a folder cannot be made and written to."""
     if value in ("", "null"):
         raise RunFolderError(f"{key}={value} names no folder")
     if "${" in value:  # known once the configuration is composed
         return
     folder = Path(value).absolute()
     existing = next(path for path in (folder, *folder.parents) if os.path.exists(path))
-    try:  # permissions do not tell of names too long, of quotas, or of file systems that take no folders
-        with tempfile.TemporaryDirectory(
-            dir=existing
-        ) as beside:  # another command may want the same folder now
+    # Try it: permissions say nothing about names that are too long, quotas, or file systems that refuse folders. Under
+    # another name, for another command may want the same folder now.
+    try:
+        with tempfile.TemporaryDirectory(dir=existing) as beside:
             (Path(beside) / folder.relative_to(existing)).mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise RunFolderError(
             f"{key}={folder}: {existing} is not a folder that can be written to: {e.strerror}"
         ) from e
+
+
+def _settings_of_torchrun(values: dict[str, str]) -> list[str]:
+    """Return dist.world_size=<number of torchrun's ranks>, unless it is given."""
+    world_size = os.environ["WORLD_SIZE"]
+    if values.get("dist.world_size", world_size) != world_size:
+        raise ConfigError(
+            f"dist.world_size={values['dist.world_size']}, but torchrun started {world_size} ranks: leave it out"
+        )
+    if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0 and "resume" not in values:
+        raise ConfigError(
+            "torchrun --max-restarts starts this command again after a fault, and without resume=auto it would begin "
+            "another run: add resume=auto hydra.run.dir=<folder>, or leave --max-restarts out"
+        )
+    return [] if "dist.world_size" in values else [f"dist.world_size={world_size}"]
+
+
+# -- 5. Settings in Hydra's grammar.
+
+# Settings whose keys the user makes up. Hydra takes such a key for a typing error unless ++ adds it.
+_MAPPINGS = ("env.kwargs", "env.slow_ranks", "model.encoders", "ppo.learning_rates", "ppo.losses")
+_IPV6 = re.compile(r"(?<![\"'])wss?://\[[\da-f:.]+\](:\d+)?/?", re.IGNORECASE)  # Hydra takes [ ] for a list
+
+
+def _in_grammar(argument: str) -> str:
+    """Return a setting in Hydra's grammar: paths quoted, whole numbers written out, made-up keys added by ++."""
+    key, equals, value = argument.partition("=")
+    bare = bare_name(key)
+    if equals and (bare in (*_FOLDERS, "resume") or (bare == "init_from" and _is_one_path(value))):
+        return f"{key}={_quoted(_unquoted(value))}"
+    if equals and bare == "env.urls":
+        return f"{key}={_IPV6.sub(lambda found: _quoted(found[0]), value)}"
+    if equals and is_integer(type_of(bare.removeprefix("hydra.sweeper.params."), types())):
+        return f"{key}={written_out(value)}"
+    mappings = tuple(f"{name}{end}" for name in (*_MAPPINGS, *mappings_of_plugins()) for end in "=.")
+    return f"++{argument}" if argument.startswith(mappings) else argument
+
+
+def _is_one_path(value: str) -> bool:
+    """Return whether a value is a path and not several values of a sweep: it exists, or has no comma."""
+    return value != "null" and ("," not in value or Path(_unquoted(value)).exists())
+
+
+def _unquoted(value: str) -> str:
+    """Return a value without the quotes that Hydra's grammar asks for."""
+    is_quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+    return value[1:-1].replace(f"\\{value[0]}", value[0]) if is_quoted else value
+
+
+def _quoted(value: str) -> str:
+    """Return a value in quotes, so that Hydra's grammar reads any character as it is. It still resolves ${...}."""
+    return QuotedString(value, Quote.single).with_quotes()
+
+
+# -- Hydra's messages and errors in one line each.
+
+# Options that come with one of our extras. Hydra knows no such name before the extra is installed.
+_EXTRAS = {("hydra/sweeper", "optuna"): "tune", ("hydra/launcher", "joblib"): "tune"}
+_CHAINED = ", set env var HYDRA_FULL_ERROR=1 to see chained exception."  # Hydra's words in place of the cause
+
+
+def composition_message(error: HydraException | OmegaConfBaseException) -> str:
+    """Return Hydra's message about a command line in one line, with near matches of a mistyped name."""
+    text = str(error)
+    if text.startswith("Error merging override"):
+        cause = in_words(str(error.__cause__).splitlines()[0])
+        return f"{text.removeprefix('Error merging override ').lstrip('+')}: {cause}"
+    # A name that does not exist: of a setting, or of an option of a group.
+    if found := re.match(r"Could not override '([\w.]+)'", text):
+        return unknown_setting(found[1], config_class())
+    if found := re.search(r"Could not (?:find|load|override) '([\w/]+/[\w-]+)'", text):
+        return unknown_option(found[1], text)
+    # Anything else: its lines joined, the key in front, the cause behind.
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    details = [line for line in lines if not line.startswith(("full_key", "reference_type", "object_type"))]
+    key = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key")), "")
+    message = " ".join(details)
+    if _CHAINED in message and isinstance(error.__cause__, Exception):
+        message = f"{message.replace(_CHAINED, '')}: {one_line(error.__cause__)}"
+    return f"{key + ': ' if key else ''}{message}"
+
+
+def unknown_option(path: str, text: str) -> str:
+    """Return a message about an option that does not exist, e.g. hydra/launcher/nix or experiment/tune/nix.
+
+    text: Hydra's own message, which lists the options of launchers and sweepers.
+    """
+    parts = path.split("/")
+    depth = 2 if parts[0] == "hydra" else 1
+    group, option = "/".join(parts[:depth]), "/".join(parts[depth:])
+    if extra := _EXTRAS.get((group, option)):
+        return f"{group}={option} needs a package that is not installed: {install_command(extra)}"
+    options = set(presets(group))
+    if parts[0] == "hydra":
+        options |= set(re.findall(r"^\t(\w+)$", text, re.MULTILINE))
+    return f"{group}={option}: must be one of {', '.join(sorted(options))}{near(option, sorted(options))}"
+
+
+def one_line(error: Exception) -> str:
+    """Return an error in one line, with the name of its class unless it is one of ours, whose message says all."""
+    text = " ".join((error.said if isinstance(error, EnvRaised) else str(error)).split())
+    return text if isinstance(error, (ConfigError, TrainingError)) else f"{type(error).__name__}: {text}"

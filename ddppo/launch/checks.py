@@ -1,4 +1,8 @@
-"""What is checked of a run before any of its processes starts."""
+"""Everything that is checked of a run before its processes start: settings, environment, model, topology, machine.
+
+`check` builds one environment and one model in this process, so that a mistake is one sentence before the run and not a
+traceback from each rank. The helpers below follow its order.
+"""
 
 import os
 
@@ -30,50 +34,59 @@ from ddppo.spaces import EnvSpec, leaves
 
 
 def check(config: Config, *, local_world_size: int | None = None) -> str | None:
-    """Check all that needs no second process: settings, task, model, and this machine where ranks run on it.
+    """Check everything that needs no second process. Returns warnings as one text, None if there are none.
 
-    `local_world_size` is the number of ranks that this machine is to hold; None leaves the machine out of it, for runs
-    that start elsewhere. Returns warnings, if any, as one text: layers that make results depend on W, and ranks that
-    share cores or GPUs, which dist.oversubscribe=warn allows. Raises ConfigError.
+    Args:
+        local_world_size: number of ranks on this machine. None for a run on other machines, as in SLURM jobs: this
+            machine is not checked then.
+
+    Raises ConfigError.
     """
+    # 1. The rules across settings, and the C++ of plugins, which ranks would each compile otherwise.
     shape = rules.validate(config)
-    of_cpp = None if local_world_size is None else _compile_plugins(config)
+    cpp_warning = None if local_world_size is None else _compile_plugins(config)
+    # 2. The environment: step it, and compare its spaces with the settings.
     task = dry_run(config.env)
     spec = task.spec
     make_sampler(config, spec, shape.num_envs)
     _check_stepping(config, spec, shape)
     _check_normalized(config, spec)
-    of_networks = _check_networks(config, spec, shape, local_world_size)
+    # 3. The model and the losses: build them, and try a forward and a backward pass.
+    network_warnings = _check_networks(config, spec, shape, local_world_size)
     if (path := model_class(config.model).collector_class) is not None:
         imported(path).check(config, shape)
     check_whole_episodes(config, shape, spec)
+    # 4. The topology.
     _check_topology(config, spec, is_far=local_world_size is None)
     if local_world_size is None and config.dist.min_workers is not None:
         raise ConfigError(
             f"dist.min_workers={config.dist.min_workers} has no effect in a SLURM job, whose ranks SLURM starts on the "
             "nodes that it gave: leave it out"
         )
+    # 5. Metrics of the user's own, trackers, and the cores or GPUs of this machine.
     if config.log.metrics:
         import_functions(config.log.metrics)
+    machine_warning = None
     if local_world_size is not None:
         check_installed(config.log.trackers)
-    of_machine = None if local_world_size is None else check_machine(config, local_world_size)
+        machine_warning = check_machine(config, local_world_size)
     warnings = (
-        of_cpp,
+        cpp_warning,
         *task.warnings,
         *on_spaces(spec.spaces, config.model),
-        *of_networks,
+        *network_warnings,
         getattr(config.dist, "warning", None),
-        of_machine,
+        machine_warning,
+        environments.warning(config, spec),
+        warning_of_initial(config, spec),
     )
-    more = (environments.warning(config, spec), warning_of_initial(config, spec))
-    return "\nwarning: ".join(filter(None, (*warnings, *more))) or None
+    return "\nwarning: ".join(filter(None, warnings)) or None
 
 
 def _compile_plugins(config: Config) -> str | None:
-    """Compile the C++ that the task and the model bring, once and not by every rank; return a warning where it fails.
+    """Compile the C++ of the plugins that bring the task or the model, once for all ranks.
 
-    What cannot do without raises an error of its own as it is made.
+    Returns a warning if that fails. A plugin that needs its C++ raises an error of its own when it is used.
     """
     names = {"tasks": config.env.id, "models": config.model.name}
     for plugin in plugins():
@@ -83,66 +96,11 @@ def _compile_plugins(config: Config) -> str | None:
     return None
 
 
-def _check_normalized(config: Config, spec: EnvSpec) -> None:
-    """Check that there are observations to normalise, where they are to be."""
-    if config.ppo.normalize_obs and not any(leaf.is_float for leaf in leaves(spec.obs)):
-        what = "text, whose tokens are names, not numbers"
-        if not spec.is_text:
-            what = "nothing but pixels, which are not normalised, for the model scales them"
-        raise ConfigError(
-            f"ppo.normalize_obs=true: {config.env.id} observes {what}: use ppo.normalize_obs=false"
-        )
-
-
-def _check_networks(
-    config: Config, spec: EnvSpec, shape: BatchShape, local_world_size: int | None
-) -> tuple[str | None, str | None]:
-    """Try the model, and loss terms of a user's own on it; return a warning of each, which ordered sums refuse."""
-    import torch
-
-    dtype = getattr(torch, config.dtype)
-    of_model = check_model(
-        spec,
-        config.model,
-        dtype,
-        num_envs=shape.local_num_envs,
-        ranks_here=local_world_size,
-        overlaps_from=overlaps_from(config, local_world_size),
-        learning_rates=config.ppo.learning_rates,
-    )
-    check_own_memory(config, spec, shape)
-    of_losses = None
-    if config.ppo.losses:
-        from ddppo.ppo.gradient_check import check_losses  # most runs bring none
-
-        of_losses = check_losses(config.ppo.losses, spec, config.model, dtype)
-    for warning in filter(None, (of_model, of_losses)):
-        if shape.num_shards:
-            raise ConfigError(f"dist.reduction=ordered: {warning}; or use dist.reduction=fast")
-    return of_model, of_losses
-
-
-def _check_topology(config: Config, spec: EnvSpec, *, is_far: bool) -> None:
-    """Check that the topology's class can be imported and what it asks; is_far: ranks start on other machines."""
-    import torch
-
-    topology = find(config.dist.topology)
-    topology_of(topology)
-    if spec.journal is not None and topology.own_pace:
-        raise ConfigError(
-            f"{config.env.id} with distributed={config.dist.topology}: its environments tell one another after every "
-            "iteration what they found, and ranks at their own pace end none together: use distributed=sync_actors, "
-            "ddp or central_inference"
-        )
-    if topology.check is not None:
-        # device=auto may be a GPU where ranks start elsewhere: they check it again
-        device = "cpu" if is_far and config.device == "auto" else config.device
-        known = resolve_device("auto") if device == "auto" else torch.device(device)
-        imported(topology.check)(config, spec, known)
+# -- The environment.
 
 
 def _check_stepping(config: Config, spec: EnvSpec, shape: BatchShape) -> None:
-    """Check that env.backend can step this task, and this many environments of it."""
+    """Check that env.backend can step this task, and so many environments of it."""
     env, topology = config.env, find(config.dist.topology)
     if env.max_turns is not None and not spec.is_text:
         raise ConfigError(
@@ -154,15 +112,15 @@ def _check_stepping(config: Config, spec: EnvSpec, shape: BatchShape) -> None:
             f"env.batch_wait_ms={env.batch_wait_ms:g} has no effect with {env.id}, whose actions are no text: leave it "
             "out"
         )
-    if (
-        env.backend == "auto" and topology.env_backend is None and not spec.is_text
-    ):  # whose episodes may be lost
+    # backend=auto may step the environments in the rank, where nothing but the rank can be started again.
+    if env.backend == "auto" and topology.env_backend is None and not spec.is_text:
         rank_rules.check_restarts(config)
     if env.backend == "sync" and spec.one_a_process and shape.local_num_envs > 1:
         raise ConfigError(
             f"env.backend=sync: a process can hold one {env.id} only, and a rank would step {shape.local_num_envs}: "
             f"use env.backend={'remote' if spec.is_text else 'pool'}, or auto, which chooses it"
         )
+    # A backend of a plugin may check the number of environments, those of evaluation included.
     backend = added("backends").get(env.backend)
     if backend is not None and backend.check_run is not None:
         evaluates_meanwhile = not evaluator_of(spec).in_training_envs and (
@@ -172,62 +130,121 @@ def _check_stepping(config: Config, spec: EnvSpec, shape: BatchShape) -> None:
         imported(backend.check_run)(env, spec, shape.num_envs, num_players if evaluates_meanwhile else 0)
 
 
-# -- The machine that is to hold a run's ranks: how many, on which cores and GPUs.
+def _check_normalized(config: Config, spec: EnvSpec) -> None:
+    """Check that ppo.normalize_obs has observations to normalise."""
+    if config.ppo.normalize_obs and not any(leaf.is_float for leaf in leaves(spec.obs)):
+        what = "text, whose tokens are names, not numbers"
+        if not spec.is_text:
+            what = "nothing but pixels, which are not normalised, for the model scales them"
+        raise ConfigError(
+            f"ppo.normalize_obs=true: {config.env.id} observes {what}: use ppo.normalize_obs=false"
+        )
 
 
-def local_world_size(config: Config) -> int:
-    """Return how many ranks this machine is to hold: torchrun's share of them, or all."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", config.dist.world_size))
+# -- The model and the losses.
+
+
+def _check_networks(
+    config: Config, spec: EnvSpec, shape: BatchShape, local_world_size: int | None
+) -> tuple[str | None, str | None]:
+    """Try the model, and the user's own loss terms on it. Returns a warning for each.
+
+    The warnings are about results that depend on the number of ranks, so dist.reduction=ordered refuses them.
+    """
+    dtype = getattr(torch, config.dtype)
+    model_warning = check_model(
+        spec,
+        config.model,
+        dtype,
+        num_envs=shape.local_num_envs,
+        ranks_here=local_world_size,
+        overlaps_from=overlaps_from(config, local_world_size),
+        learning_rates=config.ppo.learning_rates,
+    )
+    check_own_memory(config, spec, shape)
+    loss_warning = None
+    if config.ppo.losses:
+        from ddppo.ppo.gradient_check import check_losses  # most runs have no loss terms of their own
+
+        loss_warning = check_losses(config.ppo.losses, spec, config.model, dtype)
+    for warning in filter(None, (model_warning, loss_warning)):
+        if shape.num_shards:
+            raise ConfigError(f"dist.reduction=ordered: {warning}; or use dist.reduction=fast")
+    return model_warning, loss_warning
 
 
 def overlaps_from(config: Config, local_world_size: int | None) -> int | None:
-    """Return the number of parameters from which gradients are reduced while others are computed; None for never."""
+    """Return the number of parameters from which gradients are summed during backward; None for never."""
     if config.dist.world_size == 1 or config.dist.grad_sync == "flat":
         return None
     if config.dist.grad_sync == "ddp":
         return 0
     runs_on_cpu = local_world_size is not None and resolve_device(config.device).type == "cpu"
-    speaks_gloo = config.dist.collective == "gloo" or SHARED_MEMORY.why_not() is not None
-    return FLAT_BELOW if runs_on_cpu and speaks_gloo else None
+    uses_gloo = config.dist.collective == "gloo" or SHARED_MEMORY.why_not() is not None
+    return FLAT_BELOW if runs_on_cpu and uses_gloo else None
+
+
+def check_own_memory(config: Config, spec: EnvSpec, shape: BatchShape) -> None:
+    """Check the settings of memory for a user's own model: whether it remembers is known once it is built."""
+    if config.model.name in MODELS:
+        return
+    model = build_model(spec, config.model, config.seed, getattr(torch, config.dtype))
+    setting = f"model.name={config.model.name}"
+    if model.state_size:
+        check_remembering(config, shape, f"{setting}, which remembers")
+    elif config.ppo.sequence_length is not None:
+        raise ConfigError(
+            f"ppo.sequence_length={config.ppo.sequence_length} has no effect with {setting}, which has no memory: "
+            "leave it out"
+        )
+
+
+# -- The topology.
+
+
+def _check_topology(config: Config, spec: EnvSpec, *, is_far: bool) -> None:
+    """Check that the topology's program can be imported, and its own rules. is_far: the ranks are on other machines."""
+    topology = find(config.dist.topology)
+    topology_of(topology)
+    if spec.journal is not None and topology.own_pace:
+        raise ConfigError(
+            f"{config.env.id} with distributed={config.dist.topology}: its environments tell one another after every "
+            "iteration what they found, and ranks at their own pace end none together: use distributed=sync_actors, "
+            "ddp or central_inference"
+        )
+    if topology.check is not None:
+        # device=auto may be a GPU on another machine: its ranks check it again.
+        device = "cpu" if is_far and config.device == "auto" else config.device
+        known = resolve_device("auto") if device == "auto" else torch.device(device)
+        imported(topology.check)(config, spec, known)
+
+
+# -- This machine.
+
+
+def local_world_size(config: Config) -> int:
+    """Return the number of ranks on this machine: torchrun's share of them, or all."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", config.dist.world_size))
 
 
 def check_machine(config: Config, local_world_size: int) -> str | None:
-    import torch
-
+    """Check that this machine has cores or GPUs for its ranks. Returns a warning if ranks must share them."""
     device = resolve_device(config.device if config.dist.reduction == "fast" else "cpu")
     check_collective(config, device, local_world_size)
     has, noun = available_cores(), "cores"
     if device.type == "cuda":
         has, noun = torch.cuda.device_count(), "GPUs"
+        # A rank that only steps environments needs no GPU.
         roles = rank_rules.layout(config).roles
         num_players = sum(len(role.ranks) for role in roles if role.acts or role.learns)
-        local_world_size = min(local_world_size, num_players)  # who only steps needs no GPU
+        local_world_size = min(local_world_size, num_players)
     if local_world_size == 1 or local_world_size <= has:
         return None
-    named = (
-        "dist.world_size" if local_world_size == config.dist.world_size else "nproc-per-node"
-    )  # torchrun's
+    is_all = local_world_size == config.dist.world_size
+    named = "dist.world_size" if is_all else "nproc-per-node"  # the latter is torchrun's
     shared = f"{named}={local_world_size} exceeds this machine's {has} {noun}"
     if config.dist.oversubscribe == "refuse":
         raise ConfigError(
             f"{shared}, and dist.oversubscribe=refuse: use at most {has} ranks, or dist.oversubscribe=warn"
         )
     return f"{shared}: ranks take turns, so results stay the same and times are not those of {local_world_size} {noun}"
-
-
-# -- What a model of one's own needs if it remembers: only building it tells.
-
-
-def check_own_memory(config: Config, spec: EnvSpec, shape: BatchShape) -> None:
-    """Check what a model of one's own needs if it remembers, and what has no effect if it does not."""
-    if config.model.name in MODELS:
-        return
-    model = build_model(spec, config.model, config.seed, getattr(torch, config.dtype))
-    said = f"model.name={config.model.name}"
-    if model.state_size:
-        check_remembering(config, shape, f"{said}, which remembers")
-    elif config.ppo.sequence_length is not None:
-        raise ConfigError(
-            f"ppo.sequence_length={config.ppo.sequence_length} has no effect with {said}, which remembers nothing: "
-            "leave it out"
-        )

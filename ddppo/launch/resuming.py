@@ -1,4 +1,7 @@
-"""Runs that go on: what may change, and whether what the run folder holds can be gone on from."""
+"""A run that is resumed: its configuration, the settings that may change, and whether its checkpoint can be used.
+
+`resumed` serves resume=<run folder>, `begun_or_resumed` serves resume=auto. Both end in `_check_checkpoint`.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -19,7 +22,7 @@ from ddppo.records import checkpoint
 from ddppo.records.run_folder import RunFolder
 from ddppo.terminal import warn
 
-# What a resumed run may change; everything else would make it a different run.
+# Settings that a resumed run may change. Any other would make it a different run.
 _MAY_CHANGE = (
     "ppo.total_steps",
     "env.backend",
@@ -42,21 +45,25 @@ _MAY_CHANGE = (
 
 
 def _may_change() -> tuple[str, ...]:
+    """Return the settings that a resumed run may change, those of plugins included."""
     of_plugins = (f"{name}.{key}" for name, kind in settings.sections().items() for key in kind.may_change)
     return (*_MAY_CHANGE, *of_plugins)
 
 
 def resumed(cfg: DictConfig, run_dir: Path, overrides: Sequence[str]) -> Config:
-    """Return the configuration of the run in `run_dir` with the command line's `overrides`, composed in `cfg`, on top.
+    """Return the configuration of resume=`run_dir`: the run's own, with the `overrides` of the command line on top.
 
-    Raises ConfigError where one of them would make it a different run, or it is complete or damaged beyond use.
+    `cfg` is the composed command line, where the values of the overrides are read. Raises ConfigError if an override
+    would make it a different run, if the run is complete, or if no checkpoint of it can be read.
     """
+    # 1. The configuration in the run folder. other_spaces was meant for the checkpoint that the run began from.
     before = load_config(run_dir / "config.yaml")
     stored = to_omegaconf(before)
-    stored.other_spaces = False  # it was meant for the checkpoint of then
+    stored.other_spaces = False
+    # 2. The overrides. A section whose variant changes has other keys; only that of the topology may change.
     for section in SECTIONS_BY_NAME:
         name = name_in(section, cfg[section])
-        if name != name_in(section, stored[section]):  # refused below, but for another topology
+        if name != name_in(section, stored[section]):
             stored[section] = changed(section, dict(stored[section]), name)
     for override in overrides:
         key = override.partition("=")[0]
@@ -68,10 +75,11 @@ def resumed(cfg: DictConfig, run_dir: Path, overrides: Sequence[str]) -> Config:
                 f"{', '.join(k + '*' if k.endswith('.') else k for k in may_change)}"
             )
         OmegaConf.update(stored, key, OmegaConf.select(cfg, key))
+    # 3. Can the run go on, and is anything left to do? A step after training that failed is repeated.
     config = dataclasses.replace(from_omegaconf(stored), resume=str(run_dir))
-    _check_goes_on(before, config, run_dir)
+    _check_checkpoint(before, config, run_dir)
     summary = RunFolder(run_dir).summary()
-    is_repeated = bool(RunFolder(run_dir).failed_after_training)  # the step that failed
+    is_repeated = bool(RunFolder(run_dir).failed_after_training)
     if summary is not None and summary["env_steps"] >= config.ppo.total_steps and not is_repeated:
         raise ConfigError(
             f"the run in {run_dir} is complete at {summary['env_steps']} of ppo.total_steps="
@@ -81,9 +89,10 @@ def resumed(cfg: DictConfig, run_dir: Path, overrides: Sequence[str]) -> Config:
 
 
 def begun_or_resumed(cfg: DictConfig, run_dir: Path) -> Config | None:
-    """Return the configuration of resume=auto: of a run that begins in `run_dir`, or of the same run, which goes on.
+    """Return the configuration of resume=auto: of a run that begins in `run_dir`, or of the same run resumed there.
 
-    None if that is complete. Raises ConfigError where the folder holds another run, or one that is damaged beyond use.
+    Returns None if that run is complete. Raises ConfigError if the folder holds another run, or if no checkpoint of the
+    run can be read.
     """
     config = dataclasses.replace(from_omegaconf(cfg), resume=None)
     rules.validate(config)
@@ -100,13 +109,17 @@ def begun_or_resumed(cfg: DictConfig, run_dir: Path) -> Config | None:
     summary = folder.summary()
     if summary is not None and summary["env_steps"] >= config.ppo.total_steps:
         return None
-    _check_goes_on(before, config, run_dir)
+    _check_checkpoint(before, config, run_dir)
     resume = str(run_dir) if folder.has_checkpoint else None
     return dataclasses.replace(config, resume=resume, sweep=before.sweep)
 
 
-def _check_goes_on(before: Config, config: Config, run_dir: Path) -> None:
-    """Raise ConfigError where the run in `run_dir`, so far `before`, cannot go on as `config` says."""
+def _check_checkpoint(before: Config, config: Config, run_dir: Path) -> None:
+    """Raise ConfigError if the run in `run_dir`, configured as `before`, cannot be resumed as `config`.
+
+    A run folder without any checkpoint passes: the run begins anew.
+    """
+    # 1. The batch must stay the same, or the run would be another one.
     old, new = rules.validate(before), rules.validate(config)
     if (old.num_envs, old.batch_size) != (new.num_envs, new.batch_size):
         envs_before, envs = (shape.batch_size // shape.rollout_steps for shape in (old, new))
@@ -115,22 +128,24 @@ def _check_goes_on(before: Config, config: Config, run_dir: Path) -> None:
             f"{envs_before} envs * {old.rollout_steps} steps to {envs} * {new.rollout_steps}: "
             f"keep dist.world_size={before.dist.world_size}"
         )
+    # 2. A checkpoint that can be read.
     path, damaged = checkpoint.last_whole(run_dir / "checkpoints")
     if path is None and damaged:
         raise RunFolderError(
             f"every checkpoint of {run_dir} is damaged, as {damaged[0].name} is: move them away to begin the run anew"
         )
+    # 3. Its contents must fit: parameters into the model, the sampler's state, the states of environments.
     if path is not None:
         state = checkpoint.load(path)
-        if told := checkpoint.made_elsewhere(state):
-            warn(f"{run_dir}: {told}")
+        if other_versions := checkpoint.made_elsewhere(state):
+            warn(f"{run_dir}: {other_versions}")
         policy = load_policy(dataclasses.replace(config, device="cpu"), state)
         sampler = make_sampler(config, policy.spec, new.num_envs)
         sampler.load(state_in(state, sampler))
         why = environments.missing(config, policy.spec, state)
-        is_over = state["env_steps"] >= config.ppo.total_steps  # and lacks its summary only
+        is_over = state["env_steps"] >= config.ppo.total_steps  # only the summary is missing
         if why is not None and config.resume_state == "exact" and not is_over:
             raise ConfigError(
-                f"{path} does not hold what environments were in the midst of, for {why}: resume_state=approximate "
-                "goes on from it with new episodes"
+                f"{path} does not hold the states of environments, for {why}: resume_state=approximate resumes from it "
+                "with new episodes"
             )

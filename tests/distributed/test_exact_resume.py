@@ -183,7 +183,7 @@ def test_a_task_whose_state_cannot_be_had_says_so_and_is_resumed_with_new_episod
     cut_back(run_dir, 2)
     refused = run([sys.executable, "-m", "ddppo.train", f"resume={run_dir}"], run_dir)
     assert refused.code == 2
-    assert "resume_state=approximate goes on from it with new episodes" in refused.stderr
+    assert "resume_state=approximate resumes from it with new episodes" in refused.stderr
     again = resumed(run_dir, "resume_state=approximate")
     assert again.stderr.count("the run goes on approximately, its environments with new episodes") == 1
     quiet = trained(tmp_path / "quiet", *task, "resume_state=approximate")
