@@ -70,7 +70,7 @@ def _topology_settings(name: str) -> type:
         return DistSettings
     found = imported(found) if isinstance(found, str) else found
     owner = f"dist.topology={name}: its settings"
-    return _derived(found, DistSettings, owner, "the settings of one of ddppo's topologies")
+    return _derived(found, DistSettings, owner, "settings of ddppo's topologies")
 
 
 _ALGORITHMS: dict[str, type] = {"ppo": PPOSettings, "grpo": GrpoSettings}
