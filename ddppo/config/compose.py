@@ -1,4 +1,9 @@
-"""What Hydra is told before it composes: the schemas of the groups, the presets' folders, the names of run folders."""
+"""What Hydra needs before it composes a configuration: schemas, folders of presets, resolvers, and keys by variant.
+
+`register` is the one call. Hydra then merges in this order: schemas, presets, the command line. The keys of a section
+may depend on its variant (variants.py), which is known between the last two steps: `_apply_with_variants` stands there.
+At the end of the file: keywords of a task as settings, env.circuit=tof_3 for env.kwargs.circuit=tof_3.
+"""
 
 import hashlib
 import importlib
@@ -37,14 +42,13 @@ from ddppo.errors import ConfigError, near
 from ddppo.plugins import added, imported, plugins
 
 _SCHEMAS = {"hydra/sweeper/gp_ucb_schema": "ddppo.search.settings:GpUcbSweeperConfig"}  # and those of plugins
-# Which keys a section has follows from the variant that presets name in it, and the command line sets these keys: the
-# section gets its dataclass between the two. Hydra has no hook there, so its own step is wrapped (`_applied`). It is
-# the same in all of 1.3, to which pyproject.toml keeps; tests/conf/test_variants.py fails where Hydra changes it.
+# Hydra's own step that applies the command line. It is wrapped, since Hydra has no hook there. It is the same in all of
+# Hydra 1.3, which pyproject.toml asks for; tests/conf/test_variants.py fails if Hydra changes it.
 _apply = ConfigLoaderImpl._apply_overrides_to_config
 
 
 class PresetsOfPlugins(SearchPathPlugin):
-    """Has Hydra look for presets in the conf/ of each plugin too, behind ddppo's own."""
+    """Adds the conf/ of each plugin to Hydra's search path, behind ddppo's own."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         for folder in conf_dirs()[1:]:
@@ -52,17 +56,19 @@ class PresetsOfPlugins(SearchPathPlugin):
 
 
 def register() -> None:
-    """Put the schemas into Hydra's ConfigStore: `schema` for the root, `<group>/schema` for each group.
+    """Register schemas, presets, the help text and resolvers with Hydra. Raises ConfigError for a faulty plugin.
 
-    Plugins bring schemas of their own, by `<group>/<name>`, and presets. Raises ConfigError for a faulty plugin.
+    The schema of the root is `schema`, that of a group `<group>/schema`. A plugin names its own, as `<group>/<name>`.
     """
+    # Launchers, sweepers and presets of plugins.
     for folder in _plugin_folders():
         if folder not in sys.path:
             sys.path.append(folder)
     Plugins.instance().register(PresetsOfPlugins)
     store = ConfigStore.instance()
-    # What Hydra shows of a store, in completion and in messages; it finds entries by their names all the same.
+    # Hide schemas from completion and messages. Hydra finds entries by name, not by this list.
     setattr(store, "list", partial(_shown_options, store))  # noqa: B010 (mypy lets no method be assigned)
+    # Schemas. A section with variants accepts any key until its variant is known.
     root = OmegaConf.structured(config_class())
     for section, variants in SECTIONS_BY_NAME.items():
         root[section] = _open(variants.base)
@@ -71,32 +77,34 @@ def register() -> None:
         has_variants = any(kind is variants.base for variants in SECTIONS_BY_NAME.values())
         store.store(group=group, name="schema", node=_open(kind) if has_variants else kind)
     if ConfigLoaderImpl._apply_overrides_to_config is _apply:
-        setattr(ConfigLoaderImpl, "_apply_overrides_to_config", staticmethod(_applied))  # noqa: B010
+        setattr(ConfigLoaderImpl, "_apply_overrides_to_config", staticmethod(_apply_with_variants))  # noqa: B010
     for name, node in schemas().items():
         group, _, schema = name.rpartition("/")
         store.store(group=group, name=schema, node=node)
+    # The text of --help.
     of_hydra = {name: node for name, node in schemas().items() if name.startswith("hydra/")}
     text = help_text(presets, config_class(), list(SECTIONS), of_hydra)
     help_node = {"app_name": "ddppo", "header": "", "footer": "", "template": text}
     store.store(group="hydra/help", name="ddppo", node=help_node)
+    # Resolvers, for ${name:...} in presets. The stamp is drawn once: one command means one folder, wherever it is read,
+    # also in a launcher's processes.
     OmegaConf.register_new_resolver("folder_name", folder_name, replace=True)
     OmegaConf.register_new_resolver("product", lambda a, b: int(a) * int(b), replace=True)
-    # Drawn here, once: one command means one name wherever it is asked for, in a launcher's processes too.
     OmegaConf.register_new_resolver("stamp", partial(stamp, now=time.localtime(), key=_key()), replace=True)
 
 
 def schemas() -> dict[str, type]:
-    """Return the settings of launchers, sweepers and options of plugins, by `<group>/<name>`."""
+    """Return the dataclasses of launchers, sweepers and plugins' options, by `<group>/<name>`."""
     return {name: imported(path) for name, path in (_SCHEMAS | added("schemas")).items()}
 
 
 def is_schema(name: str) -> bool:
-    """Return whether an entry of Hydra's is what presets stand on, and no option of a group."""
+    """Return whether an entry of Hydra's store is a schema, which presets derive from, and not an option of a group."""
     return name == "schema" or name.endswith("_schema")
 
 
 def _plugin_folders() -> list[str]:
-    """Return the folders of launchers and sweepers: Hydra looks for them in packages named hydra_plugins only."""
+    """Return the folders that hold a package `hydra_plugins`: Hydra looks for launchers and sweepers only there."""
     packages = ["ddppo.search", *(plugin.package for plugin in plugins())]
     files = [importlib.import_module(package).__file__ for package in packages]
     folders = [Path(file).parent / "_plugins" for file in files if file]
@@ -104,48 +112,54 @@ def _plugin_folders() -> list[str]:
 
 
 def _open(kind: type) -> Any:
-    """Return a section for presets to fill, whose keys are known once all of them have named its variant."""
+    """Return the schema of a section that accepts any key: presets fill it before its variant is known."""
     node = OmegaConf.structured(kind)
     OmegaConf.set_struct(node, False)
     return node
 
 
-def _applied(overrides: list[Override], cfg: DictConfig) -> None:
-    """Do what Hydra does with the settings of a command line, after each section with variants has its class.
+def _apply_with_variants(overrides: list[Override], cfg: DictConfig) -> None:
+    """Give each section the dataclass of its variant, then let Hydra apply the settings of the command line.
 
-    The presets are merged by then, and which variant is meant is known.
+    The presets are merged into `cfg` by then, so the variant is known.
     """
     given = {each.key_or_group: each.value() for each in overrides if not each.is_delete()}
     for section in SECTIONS_BY_NAME:
         if section in cfg:
-            _choose(section, cfg, given)
+            _fix_variant(section, cfg, given)
     _apply(overrides, cfg)
 
 
-def _choose(section: str, cfg: DictConfig, given: dict[str, Any]) -> None:
+def _fix_variant(section: str, cfg: DictConfig, given: dict[str, Any]) -> None:
+    """Replace a section in `cfg` by one of its variant's dataclass. given: the settings of the command line, by key.
+
+    Raises ConfigError for a key that the variant lacks.
+    """
+    # 1. Which variant? A resumed run keeps its own, and presets do not matter. Else the command line wins over presets.
     values: Any = OmegaConf.to_container(cfg[section], resolve=False)
     chosen_by = SECTIONS_BY_NAME[section].key
     keys = [key.split(".")[1] for key in given if key.startswith(f"{section}.")]
     resumed = given.get("resume")
-    if resumed not in (None, "auto"):  # the run goes on with its own variant: what presets say is left aside
+    if resumed not in (None, "auto"):
         stored_name = stored_names(Path(str(resumed))).get(section)
         values = {chosen_by: stored_name} if stored_name else values
     if (wanted := given.get(f"{section}.{chosen_by}")) is not None and wanted != name_in(section, values):
-        # Another variant than the presets': what they set of theirs alone goes with it.
+        # Settings of the presets that only their own variant has are dropped with it.
         has = names_of(settings_class(section, str(wanted)))
         values = {key: value for key, value in values.items() if key in has or not owners_of(section, key)}
         values[chosen_by] = wanted
+    # 2. A sweep may run over variants. Then keys of any variant pass here, and each run checks its own.
     name = name_in(section, values)
     foreign: list[str] = []
     if str(given.get("hydra.mode")) == "MULTIRUN":
-        # A sweep over variants: each of its runs says which keys it lacks, if they are those of another.
         foreign = [key for key in {*values, *keys} if owners_of(section, key)]
+    # 3. The section with exactly these keys.
     cfg[section] = structured(section, values, also=foreign)
     check_keys(section, name, [key for key in keys if key not in foreign])
     if foreign:
         OmegaConf.set_struct(cfg[section], False)
     for item in cfg[section].values():
-        if isinstance(item, DictConfig):  # of keys that a user makes up
+        if isinstance(item, DictConfig):  # a mapping whose keys the user makes up, such as ppo.losses
             OmegaConf.set_struct(item, False)
 
 
@@ -154,21 +168,21 @@ def _shown_options(store: ConfigStore, path: str) -> list[str]:
 
 
 def stamp(pattern: str, *, now: time.struct_time, key: str) -> str:
-    """Return the time `now` by a pattern of strftime, and the `key` that tells apart what begins in one second."""
+    """Return the time `now` by a pattern of strftime, and a `key` that differs between commands of one second."""
     return f"{time.strftime(pattern, now)}_{key}"
 
 
 def _key() -> str:
-    """Return 6 random characters. Of 2,000 drawn in one second two are the same once in a thousand times."""
+    """Return 6 random characters. Among 2,000 keys two are equal with a probability of .1 %."""
     return "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(6))
 
 
 def folder_name(overrides: str) -> str:
     """Return the name of a run's folder in a sweep, made of its overrides: stable, no slash, at most 200 characters.
 
-    A hash tells apart those that would be one after characters were replaced or left out.
+    If characters are replaced or left out, a hash keeps names of different overrides different.
     """
-    plain = re.sub(r"(^|_)\++", r"\1", overrides)  # ++ adds a setting, and is no part of its name
+    plain = re.sub(r"(^|_)\++", r"\1", overrides)  # ++ adds a setting, and is not part of its name
     name = re.sub(r"[^\w.+@-]", "-", plain, flags=re.ASCII) or "run"
     digest = hashlib.sha256(overrides.encode()).hexdigest()[:10]
     if len(name) > 200:
@@ -177,7 +191,7 @@ def folder_name(overrides: str) -> str:
 
 
 def conf_dir() -> Path:
-    """Return the folder of the YAML presets: inside an installed package first, else in the checkout."""
+    """Return the folder of the presets (YAML): in the package if it is installed, else in the checkout."""
     package = Path(__file__).resolve().parents[1]
     installed = package / "conf"
     return installed if installed.is_dir() else package.parent / "conf"
@@ -189,9 +203,9 @@ def conf_dirs() -> list[Path]:
 
 
 def presets(group: str) -> dict[str, Path]:
-    """Return the presets of a group, such as env, or experiment with those in its folders, by their names.
+    """Return the presets of a group such as env, by name. Presets in subfolders, as of experiment, have names a/b.
 
-    Raises ConfigError for two of one name: Hydra would take one and pass over the other.
+    Raises ConfigError for two presets of one name: Hydra would silently take one of them.
     """
     found: dict[str, Path] = {}
     for folder in conf_dirs():
@@ -203,19 +217,19 @@ def presets(group: str) -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
-# -- A task's own keywords as settings of env: env.circuit=tof_3 is env.kwargs.circuit where the preset of env has it.
+# -- Keywords of a task as settings of env: env.circuit=tof_3 means env.kwargs.circuit=tof_3 if the env preset names it.
 
 _STRANGE = re.compile(
     r"[^\s,:(){}\[\]'\"]*[\^~!#&;<>][^\s,:(){}\[\]'\"]*"
-)  # words that Hydra reads in quotes alone
+)  # words that Hydra reads only in quotes
 _OF_ALL = [f"env.{item.name}" for item in fields(EnvConfig)]
 
 
 def in_full(settings: Sequence[str], values: Mapping[str, str]) -> list[str]:
-    """Return the settings of a command line with `env.<keyword>=` of the chosen presets as `env.kwargs.<keyword>=`.
+    """Return the settings of a command line with `env.<keyword>=` written as `env.kwargs.<keyword>=`.
 
-    values: all that the command line sets, by key. Raises ConfigError for what is neither a setting of env nor a
-    keyword that a preset names.
+    values: the settings of the command line, by key. Raises ConfigError for a name that is neither a setting of env nor
+    a keyword in the env presets that the command line chooses.
     """
     return [
         _in_full(setting, values) if setting.lstrip("+").startswith("env.") else setting
@@ -242,16 +256,17 @@ def _in_full(setting: str, values: Mapping[str, str]) -> str:
 
 
 def _quoted(value: str) -> str:
-    """Return a value with quotes around the words that need them, such as gf2^4_mult, unless it has quotes."""
+    """Return a value with quotes around the words that need them, such as gf2^4_mult, unless it is quoted already."""
     return value if re.search("['\"]", value) else _STRANGE.sub(r"'\g<0>'", value)
 
 
 def _chosen(values: Mapping[str, str]) -> list[str]:
-    """Return the presets of env that a command line asks for: several in a sweep; of a resumed run it may be any."""
+    """Return the env presets that a command line chooses: several in a sweep, all for a resumed run."""
     every = list(presets("env"))
     if "resume" in values:
         return every
     given = values.get("env")
+    # An experiment may choose the env preset, and conf/config.yaml has the default.
     if given is None and values.get("experiment", "null") != "null":
         given = _named(presets("experiment").get(values["experiment"]), "override /env")
     if given is None:
@@ -260,8 +275,8 @@ def _chosen(values: Mapping[str, str]) -> list[str]:
 
 
 def _named(path: Path | None, key: str) -> str | None:
-    """Return what the list of defaults of a preset names under a key."""
-    if path is None:  # of which Hydra tells
+    """Return the entry of a key in a preset's list of defaults, if there is one."""
+    if path is None:  # Hydra reports the missing preset
         return None
     defaults = _read(path).get("defaults", ())
     return next((str(item[key]) for item in defaults if isinstance(item, dict) and key in item), None)
@@ -278,7 +293,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _names(kwargs: Any, prefix: str = "", *, groups: bool = True) -> list[str]:
-    """Return the names of keywords, such as episode.slack; those of groups too, such as episode, unless told not to."""
+    """Return the names of keywords, such as episode.slack, and with `groups` also those of groups, such as episode."""
     if not isinstance(kwargs, dict):
         return []
     names: list[str] = []

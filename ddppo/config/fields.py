@@ -1,6 +1,6 @@
-"""What a setting is: a dataclass field with its meaning and its own rule; and how people write whole numbers.
+"""A setting: a dataclass field with its meaning and its own rule. And whole numbers as people write them, 1e5.
 
-The rules across settings: rules. Imports no torch.
+Rules that relate several settings are in rules.py. Imports no torch.
 """
 
 import math
@@ -15,7 +15,7 @@ from typing import Any
 from ddppo.errors import ConfigError
 from ddppo.errors import near as near
 
-_WANTED = {  # what OmegaConf calls the types of settings
+_WANTED = {  # OmegaConf's name of a type -> ours
     "Integer": "a whole number, e.g. 1000 or 1e3",
     "Float": "a number",
     "Boolean": "true or false",
@@ -33,7 +33,15 @@ def setting(
     above: float | None = None,
     high: float | None = None,
 ) -> Any:
-    """Return a dataclass field with its meaning and its single-field rule (low <= x, above < x, x <= high)."""
+    """Return a dataclass field with its meaning and the rule for its value.
+
+    Args:
+        default: the default; "???" (omegaconf.MISSING) if the user must give a value.
+        meaning: the text of --help.
+        factory: makes the default, for lists and dicts.
+        choices: the values that are allowed.
+        low, above, high: low <= value, above < value, value <= high.
+    """
     metadata = {"meaning": meaning, "choices": choices, "low": low, "above": above, "high": high}
     if factory is not NO_DEFAULT:
         return field(default_factory=factory, metadata=metadata)
@@ -41,9 +49,10 @@ def setting(
 
 
 def check_fields(section: Any, prefix: str = "") -> None:
-    """Check every rule of a (nested) dataclass that needs none of the others: the fields', and its methods `check`.
+    """Check each field of a (nested) dataclass by its own rule, then call its methods `check`.
 
-    Each class that it derives from checks its own fields. Raises ConfigError with key, value and rule.
+    A method `check` of a base class is called too: each class checks its own fields. Raises ConfigError with key, value
+    and rule.
     """
     for item in fields(section):
         value = getattr(section, item.name)
@@ -56,7 +65,7 @@ def check_fields(section: Any, prefix: str = "") -> None:
 
 
 def own_methods(section: Any, name: str) -> list[Callable[..., None]]:
-    """Return the methods of a name that an object's classes define, the base's first: all of them are called."""
+    """Return the methods of one name that an object's class and its bases define, the bases' first."""
     classes = [each for each in reversed(type(section).__mro__) if name in vars(each)]
     return [partial(vars(each)[name], section) for each in classes]
 
@@ -64,7 +73,7 @@ def own_methods(section: Any, name: str) -> list[Callable[..., None]]:
 def _check_field(key: str, value: Any, rule: Mapping[str, Any]) -> None:
     if rule["choices"] and value not in rule["choices"]:
         hint = near(str(value), rule["choices"])
-        if "on" in rule["choices"] and str(value) in ("True", "False"):  # what YAML makes of on and off
+        if "on" in rule["choices"] and str(value) in ("True", "False"):  # YAML reads on and off as these
             hint = ' (in a YAML file, quote it: "on", "off")'
         raise ConfigError(f"{key}={value}: must be one of {', '.join(rule['choices'])}{hint}")
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -82,7 +91,7 @@ def _check_field(key: str, value: Any, rule: Mapping[str, Any]) -> None:
 
 
 def in_words(complaint: str) -> str:
-    """Return OmegaConf's complaint about a value in words of ours, or as it is where it is about something else."""
+    """Return OmegaConf's message about a value of the wrong type in plain words; any other message as it is."""
     found = re.match(r"Value '(.*)' of type '\w+' could not be converted to (\w+)$", complaint, re.DOTALL)
     if found and (wanted := _WANTED.get(found[2])):
         return f"{found[1]} is not {wanted}"
@@ -103,15 +112,15 @@ _LARGEST_EXPONENT = 18  # beyond it a number fits no 64-bit integer, and writing
 
 
 def written_out(text: str) -> str:
-    """Return `text` with every whole number in it in digits alone: 1e5,2e5 becomes 100000,200000.
+    """Return `text` with every whole number in digits: 1e5,2e5 becomes 100000,200000.
 
-    What is no whole number, such as 1.5 or 1e-3, stays as it is.
+    Other numbers, such as 1.5 or 1e-3, stay as they are.
     """
     return _NUMBER.sub(_digits, text)
 
 
 def _digits(found: re.Match[str]) -> str:
-    number = Decimal(found[0])  # which knows underscores
+    number = Decimal(found[0])  # Decimal accepts underscores
     if number.adjusted() > _LARGEST_EXPONENT or number != number.to_integral_value():
         return found[0]
     return str(int(number))
@@ -130,10 +139,10 @@ def setting_types(section: type, prefix: str = "") -> dict[str, Any]:
 
 
 def is_truth(text: str) -> bool:
-    """Return whether `text` may stand for true or false: OmegaConf takes any number for one."""
+    """Return whether `text` may mean true or false. Numbers but 0 and 1 may not, though OmegaConf accepts them."""
     return text in ("0", "1") or re.fullmatch(r"[-+]?\d+", text) is None
 
 
 def is_integer(annotation: Any) -> bool:
-    """Return whether a setting of this type holds an integer, an integer or nothing, or a list of integers."""
+    """Return whether a setting of this type is an integer, an optional integer, or a list of integers."""
     return annotation in (int, int | None, list[int])

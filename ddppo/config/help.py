@@ -1,4 +1,7 @@
-"""The text of `--help`: every option of every group, every setting with its default and meaning."""
+"""The text of `--help`: every option of every group, and every setting with its default and meaning.
+
+And the messages about names that do not exist, which draw on the same lists.
+"""
 
 import shutil
 import sys
@@ -23,7 +26,7 @@ _USAGE = """ddppo: data-parallel PPO on one worker or many
   python -m ddppo.train resume=outputs/cartpole/<stamp>                 go on from the last checkpoint of a run
   python -m ddppo.train env=cartpole --cfg job                          show the composed configuration
 """
-# Hydra's own options and those of plugins; ours are in conf/hydra.
+# Options of Hydra and its plugins. Ours are presets in conf/hydra.
 _OF_HYDRA = {
     "hydra/launcher": {
         "basic": "One job after another, the default.",
@@ -47,9 +50,13 @@ def description(path: Path) -> str:
 def help_text(
     presets: Callable[[str], Mapping[str, Path]], root: type, groups: list[str], of_hydra: Mapping[str, type]
 ) -> str:
-    """Return what `--help` prints for the presets of a group and the settings of `root`.
+    """Return the text of `--help`.
 
-    of_hydra: settings of launchers and sweepers, by the schemas of their presets, hydra/launcher/slurm_schema.
+    Args:
+        presets: the presets of a group, by name.
+        root: the dataclass of all settings.
+        groups: the groups of presets, in this order.
+        of_hydra: dataclasses of launchers and sweepers, by schema, e.g. hydra/launcher/slurm_schema.
     """
     lines = [_USAGE, "Groups and their options (group=option):"]
     for group in [*groups, "experiment", *_OF_HYDRA]:
@@ -68,14 +75,14 @@ def help_text(
 
 
 def unknown_setting(key: str, root: type) -> str:
-    """Return that there is no setting of this name, with what it is called now or what is meant, perhaps."""
+    """Return the message about a setting that does not exist: its name now if it was renamed, or near matches."""
     if key in RENAMED:
         return f"{key} is called {RENAMED[key]} now"
     return f"there is no setting {key}{near(key, all_names(root))}; --help lists all"
 
 
 def all_names(root: type) -> list[str]:
-    """Return the full keys of every setting, those of all variants among them."""
+    """Return the full keys of all settings, including those of all variants."""
     of_variants = [
         f"{section}.{name}"
         for section in SECTIONS_BY_NAME
@@ -111,7 +118,7 @@ def _settings(section: type, prefix: str) -> list[str]:
 
 
 def _of_variants(section: str) -> list[str]:
-    """Return the settings that all variants of a section have, then the others, under the names of those that do."""
+    """Return lines of the settings that all variants have, then of the others, grouped by the variants that have them."""
     base, chosen_by = SECTIONS_BY_NAME[section].base, SECTIONS_BY_NAME[section].chosen_by
     common = names_of(base)
     by_owners: dict[tuple[str, ...], list[str]] = {}
@@ -138,7 +145,7 @@ def setting_line(item: Any, prefix: str, width: int) -> str:
 
 
 def _folded(name: str, text: str) -> str:
-    """Return one line, which grep finds whole; on a terminal it is folded, the text in a column beside the name."""
+    """Return a line of help: folded into a column beside the name on a terminal, else one line, for grep."""
     if not sys.stdout.isatty():
         return name + text
     indent = " " * min(len(name), 42)

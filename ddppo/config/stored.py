@@ -1,4 +1,7 @@
-"""From what Hydra composed, or a run folder keeps, to `Config` and back."""
+"""`Config` from Hydra's configuration or a run folder's config.yaml, and back.
+
+Run folders of older versions still load: `load_config` renames and drops settings that have changed since.
+"""
 
 import functools
 import re
@@ -24,7 +27,7 @@ from ddppo.config.variants import (
 )
 from ddppo.errors import ConfigError
 
-# What config.yaml held of every model, topology and algorithm until each had settings of its own, with the defaults.
+# Of older runs: config.yaml held the keys of all models, topologies and algorithms, with these defaults.
 _OF_ALL_VARIANTS: dict[str, dict[str, Any]] = {
     "model": {
         **{"hidden_sizes": [64, 64], "activation": "tanh", "shared_trunk": False, "orthogonal": True},
@@ -52,9 +55,9 @@ _OF_ALL_VARIANTS: dict[str, dict[str, Any]] = {
 
 @functools.cache
 def _schema(kinds: tuple[type, ...]) -> DictConfig:
-    """Return what a configuration is merged into whose sections with variants are of these classes.
+    """Return the schema of a configuration whose sections with variants are of these dataclasses.
 
-    To be merged into a copy: it takes 6 ms to make.
+    Kept, for it takes 6 ms to make: merge into a copy.
     """
     schema = OmegaConf.structured(config_class())
     assert isinstance(schema, DictConfig)
@@ -64,7 +67,7 @@ def _schema(kinds: tuple[type, ...]) -> DictConfig:
 
 
 def from_omegaconf(cfg: DictConfig) -> Config:
-    """Convert a composed config to `Config`. Raises ConfigError where a value has the wrong type or is missing."""
+    """Convert a composed configuration to `Config`. Raises ConfigError if a value is missing or has the wrong type."""
     try:
         if missing := sorted(OmegaConf.missing_keys(cfg)):
             example = " (e.g. env.id=CartPole-v1)" if "env.id" in missing else ""
@@ -79,7 +82,7 @@ def from_omegaconf(cfg: DictConfig) -> Config:
 
 
 def _kinds(plain: Mapping[str, Any]) -> tuple[type, ...]:
-    """Return the classes of the sections with variants. Raises ConfigError for a key that one of them lacks."""
+    """Return the dataclass of each section with variants. Raises ConfigError for a key that a variant lacks."""
     kinds = []
     for section in SECTIONS_BY_NAME:
         values = plain.get(section) or {}
@@ -90,7 +93,7 @@ def _kinds(plain: Mapping[str, Any]) -> tuple[type, ...]:
 
 
 def load_config(path: Path) -> Config:
-    """Read the resolved config.yaml of a run folder. Raises ConfigError with the path where it is not whole or ours."""
+    """Read the config.yaml of a run folder. Raises ConfigError with the path if it is damaged or not ddppo's."""
     try:
         loaded = OmegaConf.load(path)
     except FileNotFoundError as e:
@@ -100,16 +103,17 @@ def load_config(path: Path) -> Config:
     if not isinstance(loaded, DictConfig) or not loaded:
         held = "nothing" if not loaded else "a list"
         raise ConfigError(f"{path} is not the configuration of a run: it holds {held}")
+    # Settings that have other names or values now.
     section = loaded.get("dist")
-    if isinstance(section, DictConfig) and "backend" in section:  # its name before there was shared memory
+    if isinstance(section, DictConfig) and "backend" in section:
         section.setdefault("collective", section.pop("backend"))
     if isinstance(section, DictConfig):
-        section.pop("max_world_size", None)  # of distributed=single, which is a rule of the command now
-        if section.get("topology") == "env_workers_hetero":  # before it was a preset of env_workers
+        section.pop("max_world_size", None)  # distributed=single set it; the command checks that now
+        if section.get("topology") == "env_workers_hetero":  # a preset of env_workers now
             section["topology"] = "env_workers"
             section["env_shares"] = section.get("env_shares") or [0]
     section = loaded.get("env")
-    if isinstance(section, DictConfig) and section.get("backend") == "async":  # before there were pools
+    if isinstance(section, DictConfig) and section.get("backend") == "async":
         section["backend"] = "pool"
     _leave_out_sections(loaded, path)
     plain: Any = OmegaConf.to_container(loaded)
@@ -119,14 +123,17 @@ def load_config(path: Path) -> Config:
         raise ConfigError(f"{path} is not the configuration of a run: {e}") from e
 
 
-_ALSO_A_DEFAULT = {"image_layout": "chw"}  # of still earlier runs
+_ALSO_A_DEFAULT = {"image_layout": "chw"}  # in still older runs
 
 
 def without_others(config: Mapping[str, Any], *, imports: bool = True) -> dict[str, Any]:
-    """Return an older configuration, which held the keys of all variants, without the keys that had no effect.
+    """Return a configuration of an older run, which has the keys of all variants, without those of other variants.
 
-    Keys of other variants stay if they are not at their defaults. Values that were renamed get their new names.
-    imports: whether to import a user's own model or topology, to see its settings; else its section stays as it is.
+    A key of another variant stays if it is not at its default: it is an error then, and not dropped silently. Values that were
+    renamed get their new names.
+
+    Args:
+        imports: whether a user's own model or topology is imported for its keys. If not, its section stays as it is.
     """
     found = dict(config)
     env = found.get("env")
@@ -141,7 +148,7 @@ def without_others(config: Mapping[str, Any], *, imports: bool = True) -> dict[s
             continue
         try:
             has = names_of(settings_class(section, name))
-        except ConfigError:  # told by those who check it
+        except ConfigError:  # from_omegaconf raises it again
             continue
         found[section] = {
             key: value
@@ -152,7 +159,7 @@ def without_others(config: Mapping[str, Any], *, imports: bool = True) -> dict[s
 
 
 def _leave_out_sections(loaded: DictConfig, path: Path) -> None:
-    """Take away sections of plugins that are not here. Raises ConfigError for one that the run made use of."""
+    """Drop the sections of plugins that are not installed here. Raises ConfigError for one that the run used."""
     known = {item.name for item in fields(config_class())}
     for name in [str(name) for name in loaded if name not in known]:
         settings = loaded[name]
@@ -170,7 +177,7 @@ def to_yaml(config: Config) -> str:
 
 
 def to_omegaconf(config: Config) -> DictConfig:
-    """Return what `from_omegaconf` makes this configuration of; ${ in its texts is no interpolation."""
+    """Return the configuration from which `from_omegaconf` makes `config`. A ${ in its texts is no interpolation."""
     kinds = tuple(type(getattr(config, section)) for section in SECTIONS_BY_NAME)
     merged = OmegaConf.merge(_schema(kinds), _all_escaped(asdict(config)))
     assert isinstance(merged, DictConfig)
@@ -178,7 +185,7 @@ def to_omegaconf(config: Config) -> DictConfig:
 
 
 def escaped(text: str) -> str:
-    """Return what OmegaConf resolves to `text`, in which ${ is two characters and not an interpolation."""
+    """Return `text` escaped, so that OmegaConf resolves it to `text` and takes no ${ for an interpolation."""
     return re.sub(r"(\\*)\$\{", lambda found: f"{2 * found[1]}\\${{", text)
 
 
