@@ -1,4 +1,4 @@
-"""Algorithms: what all have for settings, and what each has of its own."""
+"""The settings of all algorithms, then those of PPO and of GRPO with their rules."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class AlgorithmSettings:
-    """What every algorithm has."""
+    """The settings of all algorithms."""
 
     algorithm: str = setting(
         "ppo",
@@ -95,7 +95,7 @@ class AlgorithmSettings:
         above=0,
     )
 
-    # Read in learning by any algorithm; one that has no such setting learns with these.
+    # The learner reads these of any algorithm. An algorithm without such a setting learns with the value here.
 
     @property
     def gamma(self) -> float:
@@ -184,8 +184,8 @@ class GrpoSettings(AlgorithmSettings):
     def check(self) -> None:
         if self.group_size < 2:
             raise ConfigError(
-                f"ppo.group_size={self.group_size} with ppo.algorithm=grpo: a rollout alone has nothing to be compared "
-                "with: use at least 2"
+                f"ppo.group_size={self.group_size} with ppo.algorithm=grpo: a single rollout cannot be compared with "
+                "others: use at least 2"
             )
         _check_scale(self, "divide_by_std", divides=self.divide_by_std)
 
@@ -197,8 +197,8 @@ class GrpoSettings(AlgorithmSettings):
             )
         if config.env.backend == "gym_vector":
             raise ConfigError(
-                "env.backend=gym_vector with ppo.algorithm=grpo: its environments share one random stream, so that no "
-                "group can begin alike: use env.backend=sync"
+                "env.backend=gym_vector with ppo.algorithm=grpo: its environments share one random stream, so the "
+                "rollouts of a group cannot share a seed: use env.backend=sync"
             )
         check_groups(config, shape, "ppo.algorithm=grpo")
 
@@ -207,12 +207,12 @@ def _check_scale(ppo: AlgorithmSettings, name: str, *, divides: bool) -> None:
     if ppo.reward_scale != 1.0 and divides and ppo.reward_clip is None:
         raise ConfigError(
             f"ppo.reward_scale={ppo.reward_scale} has no effect with ppo.{name}=true, which divides by a deviation "
-            f"that grows alike: set ppo.{name}=false, or leave the scale out"
+            f"that grows by the same factor: set ppo.{name}=false, or leave the scale out"
         )
 
 
 def check_groups(config: "Config", shape: BatchShape, why: str) -> None:
-    """Raise ConfigError where iterations are not K groups of G whole episodes; `why` is what asks for that."""
+    """Raise ConfigError if an iteration cannot be groups of G whole episodes. why: the setting that needs groups."""
     ppo, dist = config.ppo, config.dist
     if dist.topology != "ddp":
         raise ConfigError(

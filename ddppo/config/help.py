@@ -118,7 +118,7 @@ def _settings(section: type, prefix: str) -> list[str]:
 
 
 def _of_variants(section: str) -> list[str]:
-    """Return lines of the settings that all variants have, then of the others, grouped by the variants that have them."""
+    """Return lines for the settings that all variants have, then for the others, grouped by their variants."""
     base, chosen_by = SECTIONS_BY_NAME[section].base, SECTIONS_BY_NAME[section].chosen_by
     common = names_of(base)
     by_owners: dict[tuple[str, ...], list[str]] = {}

@@ -1,4 +1,7 @@
-"""Models: what each has for settings. A model of a user's own brings a class `Settings` derived from one of these."""
+"""The settings of each model, and the table of models. Imports no torch: the networks are in ddppo/models.
+
+A user's own model brings a class `Settings`, derived from one of these.
+"""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,7 +21,7 @@ _NAME = "mlp, cnn, resnet, dict, a name that a plugin brings, or an import path 
 
 @dataclass(slots=True)
 class ModelSettings:
-    """What every model has: its name, by which its other settings are found (ddppo.config.variants)."""
+    """The settings of all models: the name, which decides about the other settings (variants.py)."""
 
     name: str = setting("mlp", _NAME)
 
@@ -100,7 +103,7 @@ class ImageSettings(LayerSettings):
     image_layout: str = setting(
         "auto",
         "order of image dimensions: chw (channels, height, width, or a stack of frames), hwc (channels "
-        "last), auto (by the shape, which is said at the start; refused where it does not tell, as 3 x 3 x 3)",
+        "last), auto (by the shape, printed at the start; refused if the shape is ambiguous, as 3 x 3 x 3)",
         choices=("chw", "hwc", "auto"),
     )
     pixel_max: float = setting(
@@ -124,7 +127,7 @@ class ImageSettings(LayerSettings):
 class CnnSettings(ImageSettings):
     name: str = setting("cnn", _NAME)
     conv_layers: list[list[int]] = setting(
-        meaning="[filters, kernel, stride] of each convolution in front of the hidden layers; dict with [] chooses by "
+        meaning="[filters, kernel, stride] of each convolution in front of the hidden layers; [] in dict: chosen by "
         "image size",
         factory=list,
     )
@@ -134,7 +137,7 @@ class CnnSettings(ImageSettings):
         _check_convolutions(self.conv_layers)
         if not self.conv_layers:
             raise ConfigError(
-                "model.name=cnn needs model.conv_layers: model=cnn brings those of the Nature paper"
+                "model.name=cnn needs model.conv_layers: model=cnn has the layers of the Nature paper"
             )
 
 
@@ -169,7 +172,7 @@ class DictSettings(ImageSettings):
     )
     image_features: int = setting(256, "units behind each image", low=1)
     conv_layers: list[list[int]] = setting(
-        meaning="[filters, kernel, stride] of each convolution in front of the hidden layers; dict with [] chooses by "
+        meaning="[filters, kernel, stride] of each convolution in front of the hidden layers; [] in dict: chosen by "
         "image size",
         factory=list,
     )

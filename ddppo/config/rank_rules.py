@@ -1,4 +1,7 @@
-"""The rules of ranks: who does what, the sizes of an iteration, the order of sums, what becomes of lost ranks."""
+"""The rules about ranks: their roles and shares, the sizes of an iteration, ordered sums, NaN, and lost ranks.
+
+`layout` and `batch_shape` are read everywhere: which rank steps, acts and learns, and how large a rollout is.
+"""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -9,11 +12,12 @@ from ddppo.distributed.topologies.known import find
 from ddppo.errors import ConfigError
 from ddppo.scaling import BatchShape, check_division, strong, weak
 
-_NEAR = 16  # other world sizes that a message may name
+_NEAR = 16  # a message names world sizes at most so far from the given one
 
 
 def batch_shape(config: Config) -> BatchShape:
-    """Return the sizes of one iteration under the scaling rule. Raises ConfigError where there are none."""
+    """Return the sizes of one iteration under the scaling rule. Raises ConfigError if they do not divide."""
+    # 1. Only ranks that step environments share them: N environments over num_stepping of W ranks.
     roles = layout(config)
     world_size, num_stepping, shares = config.dist.world_size, len(roles.stepping), roles.env_shares
     if shares and config.scaling.rule == "weak":
@@ -28,6 +32,7 @@ def batch_shape(config: Config) -> BatchShape:
         "num_minibatches": config.ppo.num_minibatches,
         "num_epochs": config.ppo.num_epochs,
     }
+    # 2. The rule: strong keeps the global batch, weak that of one rank. Uneven shares are computed as one rank's.
     if shares:
         shape = strong(**sizes | {"world_size": 1})
     elif config.scaling.rule == "weak":
@@ -36,6 +41,7 @@ def batch_shape(config: Config) -> BatchShape:
         if num_stepping != world_size:
             _check_shares(config, num_stepping)
         shape = strong(**sizes)
+    # 3. All ranks again, with the sizes that only some topologies have.
     shape = replace(
         shape,
         world_size=world_size,
@@ -47,11 +53,11 @@ def batch_shape(config: Config) -> BatchShape:
 
 
 def _check_shares(config: Config, num_stepping: int) -> None:
-    """Check that those who step environments, some of all ranks, share them equally; the remedy counts all ranks."""
+    """Check that the ranks that step environments share them equally. The message names values of dist.world_size."""
     world_size, num_envs = config.dist.world_size, config.env.num_envs
     if num_stepping > num_envs or num_envs % num_stepping == 0:
-        said = f"{num_stepping}, the ranks that step environments of dist.world_size={world_size},"
-        check_division(num_envs, config.ppo.rollout_steps, num_stepping, said)
+        subject = f"{num_stepping}, the ranks that step environments of dist.world_size={world_size},"
+        check_division(num_envs, config.ppo.rollout_steps, num_stepping, subject)
         return
     possible = []
     for other in range(max(1, world_size - _NEAR), world_size + _NEAR):
@@ -69,7 +75,10 @@ def _check_shares(config: Config, num_stepping: int) -> None:
 
 
 def layout(config: Config) -> Layout:
-    """Return who does what; bytes are not known before the task is. Raises ConfigError for a W that cannot be."""
+    """Return the role of each rank: which steps, acts and learns. Raises ConfigError for an impossible W.
+
+    The bytes of messages, which a layout also lists, are left at 0: they depend on the task.
+    """
     dist, ppo = config.dist, config.ppo
     sizes = Sizes(
         config.env.num_envs,
@@ -83,6 +92,7 @@ def layout(config: Config) -> Layout:
 
 
 def check_topology(config: Config) -> None:
+    """Check settings that contradict the topology, or have no effect with it."""
     dist, topology = config.dist, find(config.dist.topology)
     backend = topology.env_backend
     if backend is not None and (config.env.backend not in ("auto", backend) or config.env.is_ale):
@@ -111,7 +121,7 @@ def check_topology(config: Config) -> None:
 
 
 def check_own_pace(config: Config) -> None:
-    """Check what makes no sense where ranks go at their own pace."""
+    """Check settings of collectives: ranks at their own pace take part in none."""
     dist = config.dist
     if not find(dist.topology).own_pace:
         return
@@ -126,7 +136,7 @@ _DEFAULT_SHARDS = 8
 
 
 def num_shards(config: Config) -> int:
-    """Return V, in how many shards the batch is computed; 0 under dist.reduction=fast. Raises ConfigError."""
+    """Return V, the number of shards in which the batch is computed; 0 with dist.reduction=fast. Raises ConfigError."""
     dist, num_envs = config.dist, config.env.num_envs
     if dist.reduction == "fast":
         if dist.shards is not None:
@@ -136,61 +146,62 @@ def num_shards(config: Config) -> int:
             )
         return 0
     shards = _DEFAULT_SHARDS if dist.shards is None else dist.shards
-    said = f"dist.reduction=ordered with dist.shards={shards}"
+    setting = f"dist.reduction=ordered with dist.shards={shards}"
     if num_envs % shards:
         raise ConfigError(
-            f"{said}: every shard has as many of env.num_envs={num_envs} environments: set dist.shards to "
+            f"{setting}: shards are equal parts of env.num_envs={num_envs} environments: set dist.shards to "
             f"{_either(num_envs)}, or env.num_envs to a multiple of {shards}"
         )
     if shards % dist.world_size:
         raise ConfigError(
-            f"dist.world_size={dist.world_size} does not divide the {shards} shards of dist.reduction=ordered, of "
-            f"which every rank computes as many: use dist.world_size={_either(shards)}, or another dist.shards"
+            f"dist.world_size={dist.world_size} does not divide the {shards} shards of dist.reduction=ordered, and "
+            f"every rank computes as many: use dist.world_size={_either(shards)}, or another dist.shards"
         )
     return shards
 
 
 def check_ordered(config: Config) -> None:
-    """Raise ConfigError for settings under which results would depend on W to the bit."""
+    """Raise ConfigError for settings with which the bits of results would depend on W."""
     dist, ppo = config.dist, config.ppo
     if dist.reduction == "fast":
         return
-    said = "with dist.reduction=ordered"
+    ordered = "with dist.reduction=ordered"
     if dist.topology != "ddp":
         raise ConfigError(
-            f"distributed={dist.topology} {said}: only equal workers own shards: use distributed=ddp, or "
+            f"distributed={dist.topology} {ordered}: only equal workers own shards: use distributed=ddp, or "
             "dist.reduction=fast"
         )
     if config.scaling.rule == "weak":
         raise ConfigError(
-            f"scaling=weak {said}: the batch would grow with W: use scaling=strong, or dist.reduction=fast"
+            f"scaling=weak {ordered}: the batch would grow with W: use scaling=strong, or dist.reduction=fast"
         )
     if dist.grad_sync != "auto":
         raise ConfigError(
-            f"dist.grad_sync={dist.grad_sync} {said}, which sums gradients of shards in an order of its own: leave it "
-            "out"
+            f"dist.grad_sync={dist.grad_sync} {ordered}, which sums gradients of shards in its own order: leave "
+            "it out"
         )
     if config.device == "cuda" or dist.collective == "nccl":
         what = "device=cuda" if config.device == "cuda" else "dist.collective=nccl"
-        raise ConfigError(f"{what} {said}, which is shown for CPUs alone: use device=cpu")
+        raise ConfigError(f"{what} {ordered}, which works on CPUs only: use device=cpu")
     if ppo.algorithm != "ppo":
         raise ConfigError(
-            f"ppo.algorithm={ppo.algorithm} {said}: whole episodes are not computed in shards: use dist.reduction=fast"
+            f"ppo.algorithm={ppo.algorithm} {ordered}: whole episodes are not computed in shards: use "
+            "dist.reduction=fast"
         )
     if ppo.normalize_advantages == "local":
         raise ConfigError(
-            f"ppo.normalize_advantages=local {said}: moments of one rank depend on W: use "
+            f"ppo.normalize_advantages=local {ordered}: moments of one rank depend on W: use "
             "ppo.normalize_advantages=global"
         )
     if config.env.backend == "gym_vector" and not (config.env.is_ale or config.env.is_envpool):
         raise ConfigError(
-            f"env.backend=gym_vector {said}: its environments share one random stream, so they depend on how many a "
-            "rank steps: use env.backend=auto"
+            f"env.backend=gym_vector {ordered}: its environments share one random stream, so they depend on how many "
+            "a rank steps: use env.backend=auto"
         )
 
 
 def _either(n: int) -> str:
-    """Return the divisors of n, the smallest and the largest ones where there are many."""
+    """Return the divisors of n in words; the smallest and the largest ones if there are many."""
     divisors = [d for d in range(1, n + 1) if n % d == 0]
     if len(divisors) > 8:
         divisors = [*divisors[:6], *divisors[-2:]]
@@ -199,7 +210,7 @@ def _either(n: int) -> str:
 
 
 def check_nonfinite(config: Config, roles: Layout) -> None:
-    """Check what happens where a number is not finite. Raises ConfigError."""
+    """Check the settings of on_nonfinite against the layout. Raises ConfigError."""
     mode, defaults = config.on_nonfinite, Config()
     users = {"on_nonfinite_max": ("skip_batch", "restore"), "on_nonfinite_factor": ("restore",)}
     for name, modes in users.items():
@@ -224,26 +235,27 @@ def check_nonfinite(config: Config, roles: Layout) -> None:
 
 
 def check_min_workers(config: Config) -> None:
-    """Check with how few ranks a run may go on. Raises ConfigError."""
+    """Check dist.min_workers. Raises ConfigError."""
     dist = config.dist
     if dist.min_workers is None:
         return
-    said = f"dist.min_workers={dist.min_workers}"
+    setting = f"dist.min_workers={dist.min_workers}"
     if dist.on_lost == "stop":
         raise ConfigError(
-            f"{said} has no effect with dist.on_lost=stop, with which nobody goes on: set dist.on_lost=restart, or "
+            f"{setting} has no effect with dist.on_lost=stop, which ends all ranks: set dist.on_lost=restart, or "
             "leave it out"
         )
     if dist.min_workers > dist.world_size:
-        raise ConfigError(f"{said} exceeds dist.world_size={dist.world_size}: use at most that")
+        raise ConfigError(f"{setting} exceeds dist.world_size={dist.world_size}: use at most that")
     if config.scaling.rule == "weak":
         raise ConfigError(
-            f"{said} with scaling=weak, whose batch is smaller on fewer ranks: another run would go on: use "
+            f"{setting} with scaling=weak: on fewer ranks the batch would be smaller, and the run another one: use "
             "scaling=strong, or leave it out"
         )
 
 
 def check_lost(config: Config) -> None:
+    """Check the settings of dist.on_lost. Raises ConfigError."""
     dist, env = config.dist, config.env
     check_min_workers(config)
     if dist.on_lost == "stop":
@@ -258,7 +270,7 @@ def check_lost(config: Config) -> None:
 
 
 def check_restarts(config: Config) -> None:
-    """Raise ConfigError where nothing could be started again, for environments are stepped in the rank."""
+    """Raise ConfigError if the only process is this one, which cannot start itself again."""
     dist, env = config.dist, config.env
     if dist.on_lost == "restart" and dist.world_size == 1 and dist.min_workers is None:
         raise ConfigError(

@@ -1,6 +1,8 @@
-"""The rules across settings, in the order in which a user hears of them.
+"""The rules that relate several settings. `validate` calls them all, in the order in which a user meets them.
 
-Those of one variant are its settings' `check` and `check_run`.
+The rule of a single field is at the field (fields.setting). Rules of one variant are the methods `check` and
+`check_run` of its dataclass. Rules about ranks are in rank_rules.py. Rules that need the environment or torch are in
+launch/checks.py.
 """
 
 import math
@@ -32,6 +34,7 @@ def validate(config: Config) -> BatchShape:
 
     Raises ConfigError with the value, the rule and the remedy.
     """
+    # 1. Each field by its own rule, then the topology and the layout of ranks, on which the rest depends.
     if config.env.backend == "async":
         raise ConfigError(
             "env.backend=async is now pool: fewer processes, which step several environments each"
@@ -43,12 +46,14 @@ def validate(config: Config) -> BatchShape:
     check_own(config)
     check_topology(config)
     check_own_pace(config)
+    # 2. Sections one by one.
     check_backend(config)
     check_tracking(config)
     check_ordered(config)
     check_lost(config)
     check_nonfinite(config, layout(config))
     _check_updates(config)
+    # 3. Rules that need the sizes of an iteration, those of variants and plugins included.
     shape = batch_shape(config)
     check_memory(config, shape)
     for each in [getattr(config, name) for name in SECTIONS_BY_NAME] + [
@@ -128,36 +133,35 @@ def _check_target(config: Config) -> None:
         )
 
 
-_THAT_REMEMBER = (
+_WITH_MEMORY = (  # topologies that carry a policy's recurrent state
     *("ddp", "ddp_preempt", "sync_actors", "multi_learner"),
     *("env_workers", "central_inference"),
 )
 
 
 def check_memory(config: Config, shape: BatchShape) -> None:
-    """Raise ConfigError where model.memory cannot be trained, and for ppo.sequence_length without any memory."""
+    """Raise ConfigError if model.memory cannot be trained, or ppo.sequence_length is set without any memory."""
     memory, length = getattr(config.model, "memory", "none"), config.ppo.sequence_length
     if memory != "none":
         check_remembering(config, shape, f"model.memory={memory}")
-    elif (
-        length is not None and ":" not in config.model.name
-    ):  # of one's own models the door asks whether they remember
+    # Whether a user's own model remembers is known once it is built (launch/checks.py).
+    elif length is not None and ":" not in config.model.name:
         raise ConfigError(
             f"ppo.sequence_length={length} has no effect with model.memory=none: use model=lstm or gru, or leave it out"
         )
 
 
-def check_remembering(config: Config, shape: BatchShape, said: str) -> None:
-    """Raise ConfigError where a model with memory cannot be trained; `said` is what brings the memory."""
-    if config.dist.topology not in _THAT_REMEMBER:
+def check_remembering(config: Config, shape: BatchShape, setting: str) -> None:
+    """Raise ConfigError if a model with memory cannot be trained. setting: the text that brings the memory."""
+    if config.dist.topology not in _WITH_MEMORY:
         raise ConfigError(
-            f"distributed={config.dist.topology} with {said}: only {', '.join(_THAT_REMEMBER)} carry what a policy "
-            "remembers: use distributed=ddp"
+            f"distributed={config.dist.topology} with {setting}: only {', '.join(_WITH_MEMORY)} carry a policy's "
+            "memory: use distributed=ddp"
         )
     if config.ppo.algorithm != "ppo":
-        raise ConfigError(f"ppo.algorithm={config.ppo.algorithm} with {said}: use ppo.algorithm=ppo")
+        raise ConfigError(f"ppo.algorithm={config.ppo.algorithm} with {setting}: use ppo.algorithm=ppo")
     for name in sections():
-        section(config, name).check_memory(said)
+        section(config, name).check_memory(setting)
     length, steps = config.ppo.sequence_length, shape.rollout_steps
     if length is not None and steps % length:
         divisors = [n for n in range(1, steps + 1) if steps % n == 0]
@@ -174,7 +178,7 @@ def check_remembering(config: Config, shape: BatchShape, said: str) -> None:
     num_sequences = shape.num_envs * (steps // length if length else 1)
     if shape.num_minibatches > num_sequences:
         raise ConfigError(
-            f"ppo.num_minibatches={shape.num_minibatches} with {said}: minibatches are of whole sequences, of which "
+            f"ppo.num_minibatches={shape.num_minibatches} with {setting}: a minibatch consists of whole sequences, and "
             f"there are {num_sequences}: use ppo.num_minibatches={num_sequences} or less, a smaller "
             "ppo.sequence_length, or more env.num_envs"
         )
@@ -184,7 +188,7 @@ _BACKENDS = ("auto", "batched", "sync", "pool", "gym_vector")  # and those of pl
 
 
 def check_backend(config: Config) -> None:
-    """Check that env.backend is one, and hand its settings to the rules of the plugin that brings it."""
+    """Check that env.backend exists, and call the rules of the plugin that brings it."""
     env, plugged = config.env, added("backends")
     if env.backend not in (*_BACKENDS, *plugged):
         known = (*_BACKENDS, *plugged)
@@ -199,24 +203,25 @@ def check_backend(config: Config) -> None:
         if value := getattr(env, key):
             raise ConfigError(
                 f"env.{key}={value} has no effect with env.backend={env.backend}: set env.backend=remote "
-                "(env=remote takes whatever is served), or leave it out"
+                "(env=remote takes any task that is served), or leave it out"
             )
 
 
 def check_context(config: Config) -> None:
+    """Check that environments are reset with options, through which env.context arrives."""
     env = config.env
     if env.context is not None and (
         env.backend not in ("auto", "batched", "sync", "pool") or env.is_ale or env.is_envpool
     ):
         what = f"env.id={env.id}" if env.is_ale or env.is_envpool else f"env.backend={env.backend}"
         raise ConfigError(
-            f"env.context={env.context} with {what}, which begins episodes without a reset's options: use "
+            f"env.context={env.context} with {what}, which resets environments without options: use "
             "env.backend=sync or pool"
         )
 
 
 def check_slow_ranks(config: Config) -> None:
-    """Check that those which are slowed step environments, in the rank."""
+    """Check that the ranks of env.slow_ranks exist, and step environments in their own process."""
     dist, stepping = config.dist, layout(config).stepping
     for rank, seconds in config.env.slow_ranks.items():
         if not 0 <= rank < dist.world_size:
@@ -239,6 +244,7 @@ def check_slow_ranks(config: Config) -> None:
 
 
 def check_workers(config: Config, shape: BatchShape) -> None:
+    """Check env.num_workers, the processes or threads of a rank, against the backend and the environments of a rank."""
     num_workers = config.env.num_workers
     if num_workers is None:
         return
@@ -266,7 +272,7 @@ _EXAMPLE = "ppo.losses={still: {term: my_pkg.losses:still, coef: 0.01}}"
 
 
 def check_own(config: Config) -> None:
-    """Raise ConfigError where ppo.losses or log.metrics are not what they should be."""
+    """Raise ConfigError if ppo.losses or log.metrics are malformed."""
     _check_metrics(config)
     for name, of_term in config.ppo.losses.items():
         _check_term(name, of_term)
@@ -288,11 +294,13 @@ def _check_metrics(config: Config) -> None:
 
 
 def _check_term(name: Any, of_term: Any) -> None:
-    said = f"ppo.losses={{{name}: {of_term}}}"
+    setting = f"ppo.losses={{{name}: {of_term}}}"
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
-        raise ConfigError(f"{said}: a term's name is of letters, digits and _, as {_EXAMPLE} has it")
+        raise ConfigError(f"{setting}: a term's name is of letters, digits and _, as {_EXAMPLE} has it")
     if not isinstance(of_term, dict) or of_term.keys() != {"term", "coef"}:
-        raise ConfigError(f"{said}: needs the import path of a function and its coefficient, as {_EXAMPLE}")
+        raise ConfigError(
+            f"{setting}: needs the import path of a function and its coefficient, as {_EXAMPLE}"
+        )
     path, coef = of_term["term"], of_term["coef"]
     module, _, attribute = str(path).partition(":")
     if not (module and attribute):
@@ -305,14 +313,14 @@ TRACKERS = ("wandb", "mlflow")  # each an extra of the same name
 
 
 def check_tracking(config: Config) -> None:
-    """Raise ConfigError for a tracker that is none, or is named twice."""
+    """Raise ConfigError for a tracker that does not exist, or is named twice."""
     names = config.log.trackers
-    said = f"log.trackers=[{','.join(map(str, names))}]"
+    setting = f"log.trackers=[{','.join(map(str, names))}]"
     for name in names:
         if name not in TRACKERS:
             raise ConfigError(
-                f"{said}: {name} is none of {', '.join(TRACKERS)}{near(str(name), TRACKERS)}; TensorBoard is "
+                f"{setting}: {name} is none of {', '.join(TRACKERS)}{near(str(name), TRACKERS)}; TensorBoard is "
                 "log.tensorboard"
             )
     if len(set(names)) < len(names):
-        raise ConfigError(f"{said} names one twice: leave out the second")
+        raise ConfigError(f"{setting} names one twice: leave out the second")

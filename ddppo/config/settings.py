@@ -1,6 +1,7 @@
-"""Settings of a run: names, types, defaults, units, meanings, and the rule of each by itself.
+"""The settings of a run: names, types, defaults, meanings with units, and the rule of each field.
 
-Those of models and algorithms stand in model_settings and algorithm_settings, those of topologies in ddppo.topologies.
+`Config` is the root. Settings of models are in model_settings.py, of algorithms in algorithm_settings.py, of topologies
+in ddppo/distributed/topologies/settings.py. The meanings are the text of --help.
 """
 
 import functools
@@ -20,7 +21,7 @@ from ddppo.spaces import EnvSpec
 
 @dataclass(slots=True)
 class DistSettings:
-    """What every topology has; those that have more derive from it (ddppo.distributed.topologies.settings)."""
+    """The settings of all topologies. A topology with more derives a dataclass (distributed/topologies/settings.py)."""
 
     world_size: int = setting(1, "number of ranks W", low=1, high=1_000_000)
     topology: str = setting(
@@ -43,7 +44,7 @@ class DistSettings:
     )
     shards: int | None = setting(
         None,
-        "reduction=ordered: number of shards V of the environments; each is computed by itself, and V "
+        "reduction=ordered: number of shards V of the environments; each is computed separately, and V "
         "alone decides the order of sums. Divides env.num_envs. null is 8",
         low=1,
     )
@@ -98,7 +99,7 @@ class DistSettings:
 
     @property
     def allowed_restarts(self) -> int:
-        """How often what steps environments may be lost and started again."""
+        """How often a process or session of environments may be lost and started again."""
         return self.max_restarts if self.on_lost == "restart" else 0
 
 
@@ -131,7 +132,7 @@ class EnvConfig:
     )
     urls: list[str] = setting(
         meaning="backend=remote: addresses of servers (python -m ddppo.serve), e.g. [ws://127.0.0.1:8000]; "
-        "environments take them in turn. []: each rank starts a server of its own, which ends with the "
+        "environments are spread over them in turn. []: each rank starts a server of its own, which ends with the "
         "rank",
         factory=list,
     )
@@ -154,8 +155,8 @@ class EnvConfig:
     )
     context: int | None = setting(
         None,
-        "length of a context that is observed beside everything else and given to each episode in the "
-        "options of reset, as a search over orders does; null is none (docs/design.md)",
+        "length of a context vector, which an episode gets in the options of reset and observes in every step; a "
+        "search over orders uses it. null is none (docs/design.md)",
         low=1,
         high=65_536,
     )
@@ -166,7 +167,7 @@ class EnvConfig:
     )
     max_turns: int | None = setting(
         None,
-        "tasks of text: turns after which an episode is truncated; null leaves it to the task",
+        "tasks of text: turns after which an episode is truncated; null is the task's own limit",
         low=1,
     )
     slow_ranks: dict[int, float] = setting(
@@ -175,12 +176,12 @@ class EnvConfig:
 
     @property
     def is_ale(self) -> bool:
-        """Whether ale-py's batch steps this task, as it does an id ALE/... unless another backend is asked for."""
+        """Whether ale-py's batch steps this task: an id ALE/..., unless env.backend is another one."""
         return self.id.startswith("ALE/") and self.backend in ("auto", "gym_vector")
 
     @property
     def is_envpool(self) -> bool:
-        """Whether EnvPool steps this task, as it does an id envpool/... unless another backend is asked for."""
+        """Whether EnvPool steps this task: an id envpool/..., unless env.backend is another one."""
         return self.id.startswith("envpool/") and self.backend in ("auto", "gym_vector")
 
 
@@ -192,14 +193,14 @@ class EvalConfig:
     episodes: int = setting(
         20,
         "episodes of an evaluation during training; for text the next multiple of the number of tasks, if"
-        " the environment tells them",
+        " the environment lists them",
         low=1,
     )
     final_episodes: int = setting(100, "episodes of the evaluation at the end; 0 is none", low=0)
     on_error: str = setting(
         "warn",
         "an evaluation during training that fails, e.g. because the task raises: warn (training goes on without "
-        "its scores) or stop (the run ends). At the end of training all is on disk, and only the exit code tells "
+        "its scores) or stop (the run ends). After training everything is on disk, and only the exit code differs "
         "(docs/faults.md)",
         choices=("warn", "stop"),
     )
@@ -214,8 +215,8 @@ class CheckpointConfig:
     environments: bool = setting(
         True,
         "store the state of every environment in its episode, so that a resumed run equals one without "
-        "interruption; megabytes per circuit. false: environments begin new episodes, and are told what "
-        "the run folder knows",
+        "interruption; megabytes per circuit. false: environments begin new episodes, with the messages that the "
+        "run folder holds",
     )
     keep: int = setting(2, "number of newest checkpoints to keep, besides the best", low=1)
 
@@ -225,14 +226,14 @@ class RunConfig:
     max_minutes: float | None = setting(
         None,
         "minutes since the start of the command after which all ranks finish the iteration, save and end,"
-        " so that the command can be given again; null is no limit",
+        " so that the command can be repeated; null is no limit",
         above=0,
         high=10_000_000,
     )
     requeue_exit_code: int = setting(
         75,
-        "exit code after SIGTERM, SIGUSR1, SIGUSR2 or run.max_minutes if there is a checkpoint to go on "
-        "from; it means: give the command again (docs/faults.md)",
+        "exit code after SIGTERM, SIGUSR1, SIGUSR2 or run.max_minutes if there is a checkpoint to "
+        "resume from; it means: repeat the command (docs/faults.md)",
         low=0,
         high=255,
     )
@@ -288,7 +289,7 @@ class Config:
         "auto",
         "machine code for the learner's step. auto: ddppo's C++ for model=mlp on CPUs; torch's compiler "
         "for other models in runs of 100,000 steps or more, before the first iteration. on: "
-        "compiled, any model. torch: as on, always by torch's compiler. off: "
+        "compiled, any model. torch: like on, always by torch's compiler. off: "
         "no compiler",
         choices=("auto", "on", "torch", "off"),
     )
@@ -313,17 +314,17 @@ class Config:
     )
     resume: str | None = setting(
         None,
-        "run folder to go on from. auto: go on with the same run in hydra.run.dir, or begin it there",
+        "run folder to resume. auto: resume the same run in hydra.run.dir, or begin it there",
     )
     resume_state: str = setting(
         "exact",
-        "resume= from a checkpoint without the states of environments: exact refuses, approximate goes on"
-        " with new episodes",
+        "resume= from a checkpoint without the states of environments: exact refuses, approximate begins"
+        " new episodes",
         choices=("exact", "approximate"),
     )
     other_spaces: bool = setting(
         False,
-        "resume= though the task's observations or actions are not what the checkpoint was trained on "
+        "resume= though the task has other observations or actions than the checkpoint was trained on "
         "(docs/checkpoints.md)",
     )
     init_from: str | None = setting(
@@ -354,27 +355,24 @@ SECTIONS = {
 
 
 class SamplerSettings:
-    """Settings of a task sampler that a plugin brings, `<section>.<field>=`. Subclass it as a dataclass.
+    """Settings of a task sampler that a plugin brings, `<section>.<field>=`. Subclass it as a dataclass."""
 
-    may_change: the fields that a run which goes on may change.
-    """
-
-    may_change: ClassVar[tuple[str, ...]] = ()
+    may_change: ClassVar[tuple[str, ...]] = ()  # the fields that a resumed run may change
 
     def check_run(self, config: Config, shape: BatchShape) -> None:
-        """Raise ConfigError where these settings do not go with the others; before the task is made."""
+        """Raise ConfigError if these settings contradict others. The task is not made yet."""
 
-    def check_memory(self, said: str) -> None:
-        """Raise ConfigError where they do not go with a policy that remembers; `said` is what brings the memory."""
+    def check_memory(self, setting: str) -> None:
+        """Raise ConfigError if the sampler excludes a policy with memory. setting: the text that brings the memory."""
 
     def asks(self, config: Config, spec: EnvSpec) -> bool:
-        """Return whether a run on this task is sampled as these settings say. Raises ConfigError where it cannot be."""
+        """Return whether these settings ask for the sampler on this task. Raises ConfigError if it cannot sample it."""
         return False
 
 
 @functools.cache
 def sections() -> dict[str, type[SamplerSettings]]:
-    """Return the sections that plugins bring, by name. Raises ConfigError for one that ddppo has."""
+    """Return the sections of settings that plugins bring, by name. Raises ConfigError for a name of ddppo's own."""
     found = {name: imported(path) for name, path in added("sections").items()}
     for name in found.keys() & {item.name for item in fields(Config)}:
         raise ConfigError(f"a plugin brings a section of settings {name}, which ddppo has: rename it")
@@ -383,7 +381,7 @@ def sections() -> dict[str, type[SamplerSettings]]:
 
 @functools.cache
 def config_class() -> type[Config]:
-    """Return Config with the sections of plugins behind its own."""
+    """Return a dataclass derived from Config, with the sections of plugins behind its own."""
     more = [(name, kind, field(default_factory=kind)) for name, kind in sections().items()]
     return make_dataclass(
         _WITH_SECTIONS, more, bases=(Config,), slots=True, namespace={"__module__": __name__}
@@ -394,13 +392,13 @@ _WITH_SECTIONS = "ConfigWithSections"
 
 
 def __getattr__(name: str) -> Any:
-    """Let pickle find that class, which Hydra's launchers send to other processes."""
+    """Let pickle find the class that config_class makes: Hydra's launchers send its instances to other processes."""
     if name == _WITH_SECTIONS:
         return config_class()
     raise AttributeError(f"module {__name__} has no attribute {name}")
 
 
 def section(config: Config, name: str) -> Any:
-    """Return a plugin's section of a configuration, its defaults where that was made without."""
+    """Return a plugin's section of a configuration; its defaults if the configuration has none."""
     found = getattr(config, name, None)
     return sections()[name]() if found is None else found

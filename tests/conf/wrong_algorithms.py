@@ -2,7 +2,7 @@
 
 LINES = {
     "ppo=grpo ppo.group_size=3": "ppo.group_size=3 does not divide the 8 environments of all ranks",
-    "ppo=grpo ppo.group_size=1": "a rollout alone has nothing to be compared with: use at least 2",
+    "ppo=grpo ppo.group_size=1": "a single rollout cannot be compared with others: use at least 2",
     "ppo=grpo ppo.group_size=16": "use a divisor, or 16 environments",
     "ppo=grpo dist.world_size=16": "dist.world_size=16 exceeds env.num_envs=8 with ppo.algorithm=grpo",
     "ppo=grpo distributed=sync_actors dist.world_size=3": "only ddp collects groups of whole episodes",

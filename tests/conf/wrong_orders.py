@@ -5,7 +5,7 @@ LINES = {
     "dist.shards=4": "has no effect with dist.reduction=fast: set dist.reduction=ordered",
     "dist.reduction=ordered dist.shards=0": "must be at least 1",
     "dist.reduction=ordered dist.shards=3": "set dist.shards to 1, 2, 4 or 8, or env.num_envs to a multiple of 3",
-    "dist.reduction=ordered env.num_envs=4": "dist.shards=8: every shard has as many of env.num_envs=4 environments",
+    "dist.reduction=ordered env.num_envs=4": "dist.shards=8: shards are equal parts of env.num_envs=4 environments",
     "dist.reduction=ordered env.num_envs=24 dist.world_size=3": "use dist.world_size=1, 2, 4 or 8, or",
     "dist.reduction=ordered dist.world_size=8 dist.shards=4": "use dist.world_size=1, 2 or 4, or another dist.shards",
     "dist.reduction=ordered env.num_envs=5040 dist.shards=720 dist.world_size=7": "1, 2, 3, 4, 5, 6, 360 or 720",
