@@ -1,1 +1,1 @@
-"""Processes: their cores and memory, what a signal means, orphans, and forks of a server that is warm."""
+"""Processes of this machine: signals, limits, cores and memory, and forks from a server that has imported torch."""

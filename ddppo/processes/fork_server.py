@@ -1,7 +1,7 @@
-"""The process that others fork from, and what a fork does to be the program it is asked to be. See forking.py.
+"""The server from which other processes are forked, and how a fork becomes the program that was asked for.
 
-It computes nothing and starts no thread: what a fork finds locked by a thread stays locked in it for ever. Imports no
-torch by itself.
+The other side of the connection is forking.py. The server computes nothing and starts no thread: a lock that a thread
+holds during a fork stays locked in the copy forever. It imports torch only if it is asked to.
 """
 
 import atexit
@@ -37,14 +37,12 @@ from ddppo.processes.signals import (
     threads_left,
 )
 
-# -- Lines between processes.
 
-
-def exactly(line: socket.socket, size: int) -> bytes:
-    """Return the next `size` bytes. Raises EOFError where the other side has ended."""
+def exactly(connection: socket.socket, size: int) -> bytes:
+    """Return the next `size` bytes. Raises EOFError if the other side has ended."""
     content = bytearray()
     while len(content) < size:
-        part = line.recv(size - len(content))
+        part = connection.recv(size - len(content))
         if not part:
             raise EOFError
         content += part
@@ -59,50 +57,53 @@ FORKS = sys.platform != "darwin"
 
 
 def serve(connection: socket.socket) -> NoReturn:
-    """Import and fork what is asked for and tell how it ends, until the other side has ended.
+    """Import modules, fork processes and report their ends, until the other side has ended.
 
-    A fault of the server itself is told to the other side: the server holds no stderr.
+    A fault of the server itself is a message to the other side: the server has no stderr.
     """
     try:
         _serve(connection)
     except BaseException as e:
         place = traceback.extract_tb(e.__traceback__)[-1]
-        said = f"{type(e).__name__}: {e}, in {place.name} ({Path(place.filename).name}:{place.lineno})"
+        fault = f"{type(e).__name__}: {e}, in {place.name} ({Path(place.filename).name}:{place.lineno})"
         with suppress(OSError):
-            send(connection, {"failed": limits.met(e) or said})
+            send(connection, {"failed": limits.met(e) or fault})
     os._exit(1)
 
 
 def _serve(connection: socket.socket) -> NoReturn:
-    with suppress(PermissionError):  # it is a session's leader already
+    # 1. Become independent of the caller: a session of its own, default signals, none of its files.
+    with suppress(PermissionError):  # it leads a session already
         os.setsid()
     _default_signals()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     setproctitle(f"ddppo.processes.forking for {os.getppid()}")
     _let_go_of_files(connection.fileno())
+    # 2. Wake for messages, and for the end of a process: SIGCHLD writes into a pipe.
     woken, wake = os.pipe()
-    told = select.poll()  # unlike select(), for descriptors of any number
+    poll = select.poll()  # unlike select(), for descriptors of any number
     for each in (connection.fileno(), woken):
-        told.register(each, select.POLLIN)
+        poll.register(each, select.POLLIN)
     os.set_blocking(wake, False)
     os.set_blocking(woken, False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     running: set[int] = set()
-    folder: str | None = None  # of a server that takes in orphans
+    folder: str | None = None  # to be removed at the end, of a server that ends orphans
+    # 3. Serve.
     while True:
-        ready = [fd for fd, _ in told.poll()]
+        ready = [fd for fd, _ in poll.poll()]
         if woken in ready:
             with suppress(BlockingIOError):
                 os.read(woken, 4096)
-            _tell_ends(connection, running, folder is not None)
+            _report_ends(connection, running, folder is not None)
         if connection.fileno() in ready:
             message, fds = receive(connection)
-            if message is None:
+            if message is None:  # the other side has ended
                 if folder is not None:
                     end_children()
                     shutil.rmtree(folder, ignore_errors=True)
-                for pid in running:  # which end with it, on Linux by themselves
+                for pid in running:  # Linux would end them with this process
                     os.kill(pid, signal.SIGKILL)
                 os._exit(0)
             if "modules" in message:
@@ -110,7 +111,7 @@ def _serve(connection: socket.socket) -> NoReturn:
             elif "orphans" in message:
                 folder = message["orphans"]
                 take_in_orphans()
-                live_on()  # until all have ended, which the end of the connection asks for
+                live_on()  # this process ends after its cleanup, when the connection ends
             elif "signal" in message:
                 if message["pid"] in running:
                     os.kill(message["pid"], message["signal"])
@@ -120,25 +121,29 @@ def _serve(connection: socket.socket) -> NoReturn:
                     os.close(fd)
 
 
-_moved_to: str | None = None  # the working directory that a task's module chose, which is its processes'
+_moved_to: str | None = (
+    None  # the working directory if an imported module changed it, for the forked processes
+)
 
 
 def _import(modules: Iterable[str]) -> None:
     global _moved_to
     before = os.getcwd()
     for module in modules if FORKS else ():
-        with suppress(Exception, SystemExit):  # whoever needs it meets the same, and can say so
+        with suppress(
+            Exception, SystemExit
+        ):  # the process that needs the module meets the same error, and reports it
             import_module(module)
     if os.getcwd() != before:
         _moved_to = os.getcwd()
     gc.collect()
-    gc.freeze()  # else the collector would write to, and so copy, what processes share
+    gc.freeze()  # else the collector would write to pages that processes share, and so copy them
 
 
-def _tell_ends(connection: socket.socket, running: set[int], takes_in_orphans: bool) -> None:
-    """Tell of each that ended, and how many processes it left behind, when these have ended too.
+def _report_ends(connection: socket.socket, running: set[int], takes_in_orphans: bool) -> None:
+    """Report each process that ended, and the number of orphans that it left, after ending these.
 
-    Each takes in its own while it lives: whoever this process did not fork is of one that has ended.
+    Every child that this process did not fork is an orphan of a process that ended: while that ran, it was the parent.
     """
     while running:
         pid, status = os.waitpid(-1, os.WNOHANG)
@@ -149,15 +154,16 @@ def _tell_ends(connection: socket.socket, running: set[int], takes_in_orphans: b
         running.remove(pid)
         num_orphans = end_children(running) if takes_in_orphans else 0
         code = os.waitstatus_to_exitcode(status)
-        with suppress(ConnectionError):  # gone: the next look at the connection says so
+        with suppress(ConnectionError):  # the other side has ended: the loop notices it next
             send(connection, {"ended": pid, "code": code, "orphans": num_orphans})
 
 
 def _fork(
     connection: socket.socket, request: dict[str, Any], fds: list[int], ours: list[int], running: set[int]
 ) -> None:
+    """Fork a process and report its id, or the number of the error for which the system refused."""
     server = os.getpid()
-    if len(fds) < len(STDIO):  # the system hands over no more than this process may have open
+    if len(fds) < len(STDIO):  # this process may open no more files
         send(connection, {"refused": errno.EMFILE})
         return
     try:
@@ -165,7 +171,7 @@ def _fork(
     except OSError as e:
         send(connection, {"refused": e.errno})
         return
-    if pid == 0:
+    if pid == 0:  # the new process: let go of the server's files, take the caller's, become the program
         try:
             signal.set_wakeup_fd(-1)
             die_with_parent(server)
@@ -187,7 +193,7 @@ def _fork(
 
 
 def _program(request: Mapping[str, Any], fds: Sequence[int]) -> int:
-    """Start the interpreter anew to become what was asked for (`main`), with the modules that this one finds."""
+    """Start a new interpreter that becomes the program (`main`), with the import path of this one."""
     environ = dict(request["environ"])
     rest = {key: value for key, value in request.items() if key != "environ"}
     rest["PYTHONPATH"] = environ.get("PYTHONPATH")
@@ -200,7 +206,7 @@ def _program(request: Mapping[str, Any], fds: Sequence[int]) -> int:
 
 
 def _default_signals() -> None:
-    """Have signals do what they do in a program that just started: what is ignored stays ignored (nohup)."""
+    """Reset signals as in a program that just started. A signal that is ignored stays ignored (nohup)."""
     for number in (
         signal.SIGINT,
         signal.SIGTERM,
@@ -214,9 +220,9 @@ def _default_signals() -> None:
 
 
 def _let_go_of_files(kept: int) -> None:
-    """Hold none of the other files that were open: locks, pipes whose reader waits for their end, the caller's output.
+    """Replace all inherited files but one by the null device: locks, pipes that a reader waits on, the caller's output.
 
-    Their numbers stay taken, since objects may still close them.
+    Their numbers stay in use, since objects may still close them.
     """
     hole = os.open(os.devnull, os.O_RDWR)
     folder = Path("/proc/self/fd") if Path("/proc/self/fd").exists() else Path("/dev/fd")
@@ -224,15 +230,13 @@ def _let_go_of_files(kept: int) -> None:
         if fd not in (kept, hole) and is_open(fd):
             try:
                 os.dup2(hole, fd, inheritable=fd in STDIO)
-            except (
-                OSError
-            ):  # beyond a limit of open files that was lowered since: nobody else can get the number
+            except OSError:  # the limit of open files was lowered since, and no new file can have this number
                 os.close(fd)
     os.close(hole)
 
 
 def _become(request: Mapping[str, Any]) -> None:
-    """Make this process the program that was asked for, as far as a program can tell."""
+    """Make this process look like a program that just started: session, environment, title, folder, streams."""
     os.setsid()
     os.environ.clear()
     os.environ.update(request["environ"])
@@ -245,8 +249,8 @@ def _become(request: Mapping[str, Any]) -> None:
         setattr(sys, f"__{name}__", stream)
     sys.argv = [request["module"], *request["arguments"]]
     tempfile.tempdir = None
-    socket.setdefaulttimeout(None)  # a module that this process imported may have set one
-    if numpy_random := sys.modules.get("numpy.random"):  # Python's own does so by itself
+    socket.setdefaulttimeout(None)  # an imported module may have set one
+    if numpy_random := sys.modules.get("numpy.random"):  # Python seeds its own generator after a fork
         numpy_random.seed()
 
 
@@ -261,7 +265,7 @@ def _text_stream(number: int) -> Any:
 
 
 def _run(module: str) -> NoReturn:
-    """Run a module as the program and end as Python ends one."""
+    """Run a module as the program, and end as Python ends a program."""
     code = 0
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
@@ -279,7 +283,8 @@ def _run(module: str) -> NoReturn:
     except BaseException:
         traceback.print_exc()
         code = 1
-    end_processes_left()  # and threads of a task would be waited for for ever
+    # Python would wait for processes and threads that a task left, perhaps forever.
+    end_processes_left()
     if not threads_left():
         threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
@@ -287,7 +292,7 @@ def _run(module: str) -> NoReturn:
     os._exit(code & 0xFF)
 
 
-# -- messages, of both sides ----------------------------------------------------------------------------------------
+# -- Messages, for both sides: the size, then JSON. Open files travel with the size.
 
 
 def send(connection: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
@@ -297,10 +302,10 @@ def send(connection: socket.socket, message: Mapping[str, Any], fds: Sequence[in
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
-    """Return the next message and the files that came with it; None where the other side has ended."""
+    """Return the next message and the files that came with it; None if the other side has ended."""
     try:
         head, fds, _, _ = socket.recv_fds(connection, _SIZE.size, len(STDIO), socket.MSG_WAITALL)
-    except ConnectionError:  # it ended without hearing all that it was told
+    except ConnectionError:  # it ended with unread messages
         return None, []
     if len(head) < _SIZE.size:
         return None, []
@@ -325,9 +330,9 @@ def is_open(fd: int) -> bool:
 
 
 def main() -> None:
-    """Be the server that ForkServer.started starts: `python -m ddppo.processes.fork_server <socket> <parent>`.
+    """Be the server: `python -m ddppo.processes.fork_server <socket> <parent>`, as ForkServer.started starts it.
 
-    Or, where a server does not fork, a program that it started: the request's JSON takes the socket's place.
+    On systems without forks it is also each program: the JSON of a request then takes the place of the socket.
     """
     die_with_parent(int(sys.argv[2]))
     if not sys.argv[1].isdigit():

@@ -1,8 +1,10 @@
-"""Limits of the system that a process met, in words: what they are, their number, and what raises them.
+"""Limits of the system in sentences: which limit an error met, its value, and the command that raises it.
 
-limits.allow_open_files()
-limits.met(error)
-# "OSError: ...: the limit of open files, 64 (ulimit -n), is reached: raise it, e.g. ulimit -n 1024"
+    limits.allow_open_files()
+    limits.met(error)
+    # "OSError: ...: the limit of open files, 64 (ulimit -n), is reached: raise it, e.g. ulimit -n 1024"
+
+Before a run: allow_open_files, too_low, little_memory, check_threads. After a fault: met, why, may_pass, after.
 """
 
 import errno
@@ -17,9 +19,9 @@ from pathlib import Path
 
 from ddppo.processes.machine import allowed_cores, control_groups, text_of
 
-_OPEN_FILES = (65_536, 10_240)  # the latter is the most that macOS takes
-_LEAST_ADDRESSES = 1 << 30  # bytes; with 0.9 GB libraries of torch abort or hang, each time another one
-# Of CartPole, measured in a control group: 262, 412 and 482 MB at W=1, 2 and 4, what processes share counted once.
+_OPEN_FILES = (65_536, 10_240)  # the latter is the largest that macOS accepts
+_LEAST_ADDRESSES = 1 << 30  # bytes; with 0.9 GB one library of torch or another aborts or hangs
+# Memory of CartPole in a control group, shared pages counted once: 262, 412 and 482 MB at W=1, 2 and 4.
 _RUN_BYTES, _SERVER_BYTES, _RANK_BYTES = 250e6, 80e6, 35e6
 _NO_MEMORY = re.compile(
     r"failed to map segment|can't allocate memory|cannot allocate|bad_alloc|not enough memory|unable to mmap",
@@ -31,7 +33,7 @@ _NO_LONGER_FILE = re.compile(r"file too large", re.I)
 
 
 def allow_open_files() -> None:
-    """Raise this process's limit of open files as far as it may raise that itself."""
+    """Raise this process's limit of open files as far as a user may."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for most in _OPEN_FILES:
         wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
@@ -43,7 +45,7 @@ def allow_open_files() -> None:
 
 
 def too_low(num_files: int = 0) -> str | None:
-    """Return which limit is too low for any run, or for `num_files` open files; None where none is."""
+    """Return the sentence about a limit that is too low for any run, or for `num_files` open files; else None."""
     for what, least in ((resource.RLIMIT_AS, _LEAST_ADDRESSES), (resource.RLIMIT_NOFILE, num_files)):
         soft, _ = resource.getrlimit(what)
         if soft != resource.RLIM_INFINITY and soft < least:
@@ -52,7 +54,7 @@ def too_low(num_files: int = 0) -> str | None:
 
 
 def little_memory(world_size: int) -> str | None:
-    """Return that the control group leaves a run of so many ranks less memory than the smallest takes, if so."""
+    """Return a sentence if the control group has less memory than the smallest run of W ranks takes, else None."""
     has, takes = memory_limit(), _RUN_BYTES + (world_size > 1) * (_SERVER_BYTES + world_size * _RANK_BYTES)
     if has >= takes:
         return None
@@ -64,7 +66,7 @@ def little_memory(world_size: int) -> str | None:
 
 
 def check_threads() -> None:
-    """Raise RuntimeError if this process cannot have a thread on every core: libraries end it without a word then."""
+    """Raise RuntimeError if this process cannot start a thread for every core: libraries would abort it silently."""
     end = threading.Event()
     threads = [threading.Thread(target=end.wait) for _ in allowed_cores()]
     try:
@@ -78,32 +80,32 @@ def check_threads() -> None:
 
 
 def met(error: BaseException | None) -> str | None:
-    """Return what `error` says, and which limit it or one of its causes met, in a sentence; None for other errors."""
+    """Return an error with the limit that it or one of its causes met, in a sentence; None for other errors."""
     cause, seen = error, set[int]()
     while cause is not None and id(cause) not in seen:
         seen.add(id(cause))
         if words := _met(cause):
-            said = next(iter(str(error).splitlines()), "")[:200]
-            return f"{type(error).__name__}{': ' if said else ''}{said}: {words}"
+            message = next(iter(str(error).splitlines()), "")[:200]
+            return f"{type(error).__name__}{': ' if message else ''}{message}: {words}"
         cause = cause.__cause__ or cause.__context__
     return None
 
 
 def why(error: OSError) -> str:
-    """Return what the system said of a file or a process that it refused, with the limit behind it."""
-    said = error.strerror or str(error)
+    """Return why the system refused a file or a process, with the limit that was met, if any."""
+    reason = error.strerror or str(error)
     if error.errno in (errno.EXDEV, errno.ENOTSUP, errno.ENOSYS):
-        return f"{said}: the file system lacks what a whole file needs (rename): use a folder on another one"
-    return f"{said}: {words}" if (words := _met(error)) else said
+        return f"{reason}: the file system cannot rename, by which files appear whole: use a folder on another one"
+    return f"{reason}: {words}" if (words := _met(error)) else reason
 
 
 def may_pass(error: OSError) -> bool:
-    """Return whether what the system refused may be had a while later: a process or memory, no longer file."""
+    """Return whether the system may grant later what it refused now: a process or memory, but not a longer file."""
     return error.errno in (errno.EAGAIN, errno.ENOMEM)
 
 
 def after(code: int) -> str:
-    """Return a sentence on what may be behind an exit code, minus a signal's number; nothing where that is unknown."""
+    """Return a sentence on the likely cause of an exit code (minus the number of a signal); "" if there is none."""
     if code == -signal.SIGKILL:
         most = memory_limit()
         has = "" if most == math.inf else f" (this process may use {_size(most)} of it, by its control group)"
@@ -118,7 +120,7 @@ def after(code: int) -> str:
 
 
 def memory_limit(root: Path = Path("/")) -> float:
-    """Return the bytes of memory that the control groups of this process leave it; inf where there is no limit.
+    """Return the bytes of memory that the control groups of this process allow it; inf without a limit.
 
     https://docs.kernel.org/admin-guide/cgroup-v2.html#memory-interface-files (memory.max)
     https://docs.kernel.org/admin-guide/cgroup-v1/memory.html (memory.limit_in_bytes)
@@ -127,12 +129,13 @@ def memory_limit(root: Path = Path("/")) -> float:
 
 
 def _met(error: BaseException) -> str | None:
-    number, said = getattr(error, "errno", None), str(error)
-    if number == errno.EMFILE or _NO_FILE.search(said):
+    """Return the sentence about the limit that an error met. Libraries raise errors of many types: their texts tell."""
+    number, text = getattr(error, "errno", None), str(error)
+    if number == errno.EMFILE or _NO_FILE.search(text):
         return _of(resource.RLIMIT_NOFILE)
-    if number == errno.EFBIG or _NO_LONGER_FILE.search(said):
+    if number == errno.EFBIG or _NO_LONGER_FILE.search(text):
         return _of(resource.RLIMIT_FSIZE)
-    if number == errno.EAGAIN or _NO_THREAD.search(said):
+    if number == errno.EAGAIN or _NO_THREAD.search(text):
         most = min(_numbers("pids", ("pids.max",)), default=math.inf)
         if most < math.inf:
             return (
@@ -140,12 +143,12 @@ def _met(error: BaseException) -> str | None:
                 "e.g. docker run --pids-limit 1000"
             )
         return _of(resource.RLIMIT_AS) or _of(resource.RLIMIT_NPROC)  # a thread's stack needs addresses
-    if isinstance(error, MemoryError) or number == errno.ENOMEM or _NO_MEMORY.search(said):
+    if isinstance(error, MemoryError) or number == errno.ENOMEM or _NO_MEMORY.search(text):
         return _of(resource.RLIMIT_AS) or _of(resource.RLIMIT_DATA)
     return None
 
 
-# What a limit is of, the flag of the shell's ulimit, the factor between its number and the shell's, and an example.
+# Name of a limit, flag of the shell's ulimit, factor between the number and the shell's, and an example value.
 _ULIMITS = {
     resource.RLIMIT_NOFILE: ("open files", "n", 1, 1024),
     resource.RLIMIT_FSIZE: ("a file's size", "f", 1024, "unlimited"),
@@ -157,7 +160,7 @@ _ULIMITS = {
 
 
 def _of(what: int) -> str | None:
-    """Return a limit in words; None where there is none."""
+    """Return the sentence that a limit is reached; None if this process has no such limit."""
     soft, _ = resource.getrlimit(what)
     if soft == resource.RLIM_INFINITY:
         return None
@@ -175,7 +178,7 @@ def _numbers(controller: str, names: tuple[str, ...], root: Path = Path("/")) ->
     for folder in control_groups(root, controller):
         for name in names:
             text = text_of(folder / name)
-            if text.isdigit() and int(text) < 1 << 60:  # version 1 has a huge number for none
+            if text.isdigit() and int(text) < 1 << 60:  # version 1 has a huge number for "no limit"
                 yield float(text)
 
 

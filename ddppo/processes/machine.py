@@ -1,4 +1,4 @@
-"""How many cores this process may use: its affinity, and what its control groups let it have."""
+"""The cores that this process may use, files in memory that processes share, and the memory of a tree of processes."""
 
 import math
 import os
@@ -10,24 +10,24 @@ from pathlib import Path
 
 
 def available_cores(root: Path = Path("/")) -> int:
-    """Return how many cores this process may keep busy, at least 1; `root` is where /proc and /sys lie."""
+    """Return the number of cores that this process may keep busy, at least 1. root: the folder of /proc and /sys."""
     return at_most(len(allowed_cores()), cpu_quota(root))
 
 
 def at_most(cores: int, quota: float) -> int:
-    """Return the cores that a quota of processor time keeps busy: whole ones, at least 1."""
+    """Return the whole cores that a quota of processor time keeps busy, at least 1."""
     return max(1, int(min(cores, quota)))
 
 
 def allowed_cores() -> list[int]:
-    """Return the numbers of the cores that this process may run on; all where the system does not tell."""
+    """Return the numbers of the cores that this process may run on; all cores if the system has no affinity."""
     return sorted(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
 
 
 def cpu_quota(root: Path = Path("/")) -> float:
-    """Return how many cores' time this process gets: the least of its control groups and theirs, inf for all of it.
+    """Return the quota of processor time in cores: the least of this process's control groups; inf without a limit.
 
-    Containers are limited so, and may run on every core of their machine.
+    A container may run on every core of its machine and still have a quota.
     https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu-interface-files (cpu.max: quota and period in us),
     https://docs.kernel.org/scheduler/sched-bwc.html (version 1: cpu.cfs_quota_us, -1 for none, and cpu.cfs_period_us)
     """
@@ -35,9 +35,9 @@ def cpu_quota(root: Path = Path("/")) -> float:
 
 
 def control_groups(root: Path, controller: str = "cpu") -> Iterator[Path]:
-    """Yield the folders of the control groups that this process is in by `controller`, with those around them.
+    """Yield the folders of this process's control groups of a `controller`, from the innermost to the outermost.
 
-    A container may see its group under the name it has outside, where there is no such folder; the mount is it then.
+    A container may see the name that its group has outside, without such a folder: its group is the mount then.
     """
     for line in text_of(root / "proc/self/cgroup").splitlines():
         controllers, _, name = line.partition(":")[2].partition(":")
@@ -62,37 +62,34 @@ def _quota(folder: Path) -> float:
 
 
 def text_of(path: Path) -> str:
-    """Return what a file of the system says, nothing where there is no such file."""
+    """Return the text of a file of the system; "" if there is no such file."""
     try:
         return path.read_text().strip()
     except OSError:
         return ""
 
 
-# -- Memory that processes share, and that of a tree of processes, as Linux tells it.
+# -- Memory that processes share, and the memory of a tree of processes (Linux).
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """total_mb: proportional set sizes of all processes, in which a page that n of them share counts 1/n in each.
+    """Memory of a process and all its descendants; None if the kernel does not tell."""
 
-    peak_mb: the largest resident set that one of them ever had. None where the kernel does not tell.
-    """
-
-    total_mb: float | None
-    peak_mb: float | None
+    total_mb: float | None  # sum of proportional set sizes: a page that n processes share counts 1/n in each
+    peak_mb: float | None  # the largest resident set that one of them ever had
 
 
 def unnamed_file(num_bytes: int) -> int:
-    """Return an open file in memory, for processes to map that get it from this one.
+    """Return an open file in memory, which this process hands to others to map.
 
-    It has no name, so nothing is left of it however they end, and on Linux it is no part of /dev/shm, which is small in
-    a container. Raises OSError where memory does not suffice, if the system tells before it is used.
+    It has no name, so nothing of it is left, however the processes end. On Linux it takes no space of /dev/shm, which
+    is small in a container. Raises OSError if memory does not suffice and the system reports that at once.
     """
     if hasattr(os, "memfd_create"):
         file = os.memfd_create("ddppo", os.MFD_CLOEXEC)
     else:
-        # Without multiprocessing.shared_memory, which starts a process to mind the name.
+        # Not by multiprocessing.shared_memory: it starts a process that watches the name.
         from _posixshmem import shm_open, shm_unlink  # type: ignore[import-not-found]
 
         name = f"/ddppo-{secrets.token_hex(8)}"  # macOS: 31 bytes at most
@@ -100,7 +97,7 @@ def unnamed_file(num_bytes: int) -> int:
         shm_unlink(name)
     try:
         if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file, 0, num_bytes)  # else a lack would show as SIGBUS where it is used
+            os.posix_fallocate(file, 0, num_bytes)  # else too little memory would be a SIGBUS later
         else:
             os.ftruncate(file, num_bytes)  # macOS: once only
     except OSError:
@@ -110,7 +107,7 @@ def unnamed_file(num_bytes: int) -> int:
 
 
 def memory_of(pid: int) -> MemoryUse:
-    """Return the memory of a process and all that descend from it."""
+    """Return the memory of a process and its descendants."""
     pids = [pid, *descendants(pid)]
     totals = [_kilobytes(Path(f"/proc/{each}/smaps_rollup"), "Pss:") for each in pids]
     peaks = [_kilobytes(Path(f"/proc/{each}/status"), "VmHWM:") for each in pids]
@@ -121,12 +118,12 @@ def memory_of(pid: int) -> MemoryUse:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the processes that `pid` started, those that these started, and so on."""
+    """Return the children of a process, their children, and so on."""
     children: defaultdict[int, list[int]] = defaultdict(list)
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-        except (OSError, IndexError):  # it ended meanwhile
+        except (OSError, IndexError):  # the process ended meanwhile
             continue
         children[parent].append(int(entry.name))
     found, left = [], [pid]

@@ -1,8 +1,11 @@
-"""What asks a run to stop, and what ends a process with the one that started it. Imports nothing heavy.
+"""Signals that ask a run to stop, processes that end with their parent, and the processes that a task leaves behind.
 
-SIGINT is Ctrl-C; SIGTERM comes from docker, kubernetes, timeout and SLURM, SIGUSR1 and SIGUSR2 from schedulers, the
-latter from our own launchers too, SIGHUP from a terminal that goes away. All ask for the same: to finish the iteration,
-save it and end. So does the end of the time that a command has.
+    SIGINT: Ctrl-C.
+    SIGTERM: docker, kubernetes, timeout and SLURM.
+    SIGUSR1, SIGUSR2: schedulers. Our own launcher sends SIGUSR2 to its ranks.
+    SIGHUP: a terminal that is closed.
+
+All ask for the same: finish the iteration, save it and end. So does the end of run.max_minutes. Imports no torch.
 """
 
 import atexit
@@ -25,25 +28,25 @@ _REQUEUE = (
     signal.SIGTERM,
     signal.SIGUSR1,
     signal.SIGUSR2,
-)  # of schedulers, which would start the command again
-_OF_OTHERS = (*_REQUEUE, signal.SIGHUP)  # Python itself makes SIGINT an exception
-_LOOK_S = 0.2  # between two looks at whether the parent lives, where the system does not tell
-_BEGAN = "DDPPO_BEGAN"  # in the environment of a command's processes: an instant, as `now_here` writes it
-_install = signal.signal
-_CLOCK = getattr(
-    time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC
-)  # the former goes on while the machine is suspended
+)  # of schedulers, which may start the command again
+_STOPS = (*_REQUEUE, signal.SIGHUP)  # and SIGINT, which Python itself turns into an exception
+_LOOK_S = 0.2  # between two checks whether the parent lives, on systems that do not signal its end
+_BEGAN = "DDPPO_BEGAN"  # environment variable of a command's processes: an instant, as `now_here` writes it
+_install = signal.signal  # kept, for StopRequest replaces signal.signal
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the former counts time in suspend too
+
+# -- The time of a command.
 
 
 def note_beginning() -> None:
-    """Note that a command begins now, from which its processes count its time."""
+    """Note that a command begins now. Its processes count run.max_minutes from here."""
     os.environ[_BEGAN] = now_here()
 
 
 def end_of_time(max_minutes: float | None) -> float | None:
-    """Return when the command's time is over, by this machine's own clock; None for never.
+    """Return when the command's time is over, on this machine's clock; None for never.
 
-    A rank on another machine than the command's counts from here on.
+    A rank on another machine than the command's counts from this call.
     """
     if max_minutes is None:
         return None
@@ -55,12 +58,12 @@ def is_over(end: float | None) -> bool:
 
 
 def now_here() -> str:
-    """Return this instant for processes of this machine, until it boots again: nothing sets this clock."""
+    """Return this instant as a text for processes of this machine, until its next boot. Nothing sets this clock."""
     return f"{time.clock_gettime(_CLOCK)} {_boot()}"
 
 
 def seconds_since(instant: str) -> float | None:
-    """Return how long an instant of `now_here` is ago; None if it is of another machine or before its last boot."""
+    """Return the seconds since an instant of `now_here`; None for one of another machine or of before the last boot."""
     seconds, _, boot = instant.partition(" ")
     return time.clock_gettime(_CLOCK) - float(seconds) if boot == _boot() else None
 
@@ -73,26 +76,32 @@ def _boot() -> str:
 
 
 def asks_for_requeue(number: int) -> bool:
-    """Return whether a signal, or 0 for the end of the time, is a scheduler's that would start the command again."""
+    """Return whether a scheduler may start the command again after this signal, or after its time (0)."""
     return number in (0, *_REQUEUE)
 
 
+# -- Requests to stop.
+
+
 class StopRequest:
-    """A signal asks for a stop at the end of the iteration; a second Ctrl-C stops at once.
+    """A request to stop at the end of the iteration, by a signal or by the time. A second Ctrl-C stops at once.
 
-    The handlers are in force from `listen` to the end of `with`. SIGHUP stays ignored where it was (nohup). SIGTERM
-    does not: ranks under SLURM ignore it until they can save. The flag is this process's alone: ranks act on it only
-    when all agree. ends_at: when it asks by itself, as `end_of_time` says; None for never.
+    The handlers are installed from `listen` to the end of `with`. The request is this process's alone: ranks act on it
+    only when all have agreed (loop/iteration.py). SIGHUP stays ignored if it was (nohup). SIGTERM does not: ranks under
+    SLURM ignore it only until they can save.
 
-    A task may install handlers of its own in any step, and would take the request. While ours are in force
-    `signal.signal` keeps its handlers of these signals without installing them; `listen_again` is for libraries in C.
+    A task may install handlers of its own in any step, and would take the signals. While ours are installed,
+    `signal.signal` only remembers other handlers. A library in C does not call it: hence `listen_again`.
+
+    Args:
+        ends_at: the time of a request without a signal, as `end_of_time` returns it; None for never.
     """
 
     def __init__(self, ends_at: float | None = None) -> None:
-        self.signal: int | None = None  # the first that came
+        self.signal: int | None = None  # the first signal
         self._ends_at = ends_at
         self._previous: dict[int, Callable | int | None] = {}
-        self._others: dict[int, Any] = {}  # handlers that a task set and that are not in force
+        self._others: dict[int, Any] = {}  # handlers that a task set, which are not installed
         self._process = os.getpid()
 
     @property
@@ -103,7 +112,7 @@ class StopRequest:
         return self
 
     def listen(self) -> None:
-        for number in (signal.SIGINT, *_OF_OTHERS):
+        for number in (signal.SIGINT, *_STOPS):
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 self._previous[number] = _install(number, self._on_signal)
         setattr(signal, "signal", self._keep)  # noqa: B010 (mypy lets no function be replaced)
@@ -113,13 +122,13 @@ class StopRequest:
             _install(number, self._on_signal)
 
     def _keep(self, number: int, handler: Any) -> Any:
-        """Take the place of signal.signal."""
-        if number not in self._previous or os.getpid() != self._process:  # a fork of the task's
+        """Replace signal.signal. A process that a task forked gets the original."""
+        if number not in self._previous or os.getpid() != self._process:
             return _install(number, handler)
         before = self._others.get(number, self._previous[number])
         self._others[number] = handler
         warn_once(
-            f"the task sets a handler of {signal.Signals(number).name}: it is not in force while the run trains, which "
+            f"the task sets a handler of {signal.Signals(number).name}: it is not used while the run trains, which "
             "finishes its iteration and saves at this signal"
         )
         return before
@@ -139,11 +148,11 @@ class StopRequest:
 
 @contextmanager
 def stop_signals_raise() -> Iterator[None]:
-    """Have SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 raise Stopped, once, unless they are ignored (nohup)."""
-    before = {number: signal.getsignal(number) for number in _OF_OTHERS}
+    """Make SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 raise Stopped, once, unless they are ignored (nohup)."""
+    before = {number: signal.getsignal(number) for number in _STOPS}
 
     def stop(number: int, frame: object) -> NoReturn:
-        for each in before:  # a second one would cut short what the first has begun
+        for each in before:  # a second one would interrupt the cleanup after the first
             _install(each, signal.SIG_IGN)
         raise Stopped(number)
 
@@ -158,18 +167,18 @@ def stop_signals_raise() -> Iterator[None]:
 
 
 def stop_signals_kill(*also: int) -> None:
-    """Have SIGTERM, SIGHUP, SIGUSR1, SIGUSR2 and `also` end this process at once and silently, unless they are ignored.
+    """Make SIGTERM, SIGHUP, SIGUSR1, SIGUSR2 and `also` end this process silently, unless they are ignored.
 
-    For a process that has nothing to save yet and may wait inside torch, where no handler of Python's runs.
+    For a process that has nothing to save yet. It may wait inside torch, where Python runs no handler.
     """
-    for number in (*_OF_OTHERS, *also):
+    for number in (*_STOPS, *also):
         if signal.getsignal(number) is not signal.SIG_IGN:
             _install(number, signal.SIG_DFL)
 
 
 @contextmanager
 def interrupts_kill() -> Iterator[None]:
-    """Have Ctrl-C end this process at once inside the block: what waits in it is inside torch, deaf to Python's."""
+    """Make Ctrl-C end this process at once inside the block, which waits inside torch: Python runs no handler there."""
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
@@ -181,10 +190,14 @@ def interrupts_kill() -> Iterator[None]:
         _install(signal.SIGINT, signal.default_int_handler)
 
 
-def die_with_parent(parent: int | None = None) -> None:
-    """Have this process end when the one that started it ends, by kill -9 even: by Linux, else by a thread that looks.
+# -- Ending with the parent.
 
-    `parent` is the process id of the one that started it: if it is gone already, this process ends here.
+
+def die_with_parent(parent: int | None = None) -> None:
+    """Make this process end with the process that started it, even if that is killed by kill -9.
+
+    Linux does it; elsewhere a thread checks a few times a second. parent: the process id of that process. If it has
+    ended already, this process ends now.
     """
     if sys.platform == "linux":
         _ask_linux(signal.SIGKILL)
@@ -195,7 +208,7 @@ def die_with_parent(parent: int | None = None) -> None:
 
 
 def live_on() -> None:
-    """Take back `die_with_parent`."""
+    """Undo `die_with_parent`."""
     if sys.platform == "linux":
         _ask_linux(0)
     _Looking.parent = None
@@ -207,10 +220,10 @@ def _ask_linux(number: int) -> None:
 
 
 class _Looking:
-    """The thread of a process that looks a few times a second whether its parent is still `parent`."""
+    """A thread that checks a few times a second whether this process's parent is still `parent`."""
 
     parent: int | None = None
-    process: int | None = None  # whose thread it is: a fork has none
+    process: int | None = None  # the process that has the thread: a fork has none
 
     @classmethod
     def begin(cls, parent: int) -> None:
@@ -226,27 +239,24 @@ class _Looking:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-# -- Which processes run, and those whose parent has ended: a process may take in all it started, however deep.
+# -- Orphans: processes that outlive the process that started them.
 #
-# Also what a task leaves behind in a program that ends.
-#
-# Only on Linux can it take them in: elsewhere they go to the system's first process. Imports nothing heavy.
-
+# On Linux a process can become the parent of all orphans among its descendants, and end them. Elsewhere the system's
+# first process becomes their parent.
 
 _PR_SET_CHILD_SUBREAPER = 36
-_LONGEST_S = 1.0  # a killed process that the kernel keeps waiting (a dead disk) is not waited for longer
-
+_LONGEST_S = 1.0  # to wait for a killed process: the kernel may hold it longer, on a dead disk
 _PATIENCE_S = 1.0  # for threads of a task, which may be about to end
 
 
 def runs(pid: int) -> bool:
-    """Whether a process runs; one that has ended may wait long for whoever inherited it to take its exit code."""
+    """Return whether a process runs. A zombie does not: it ended, and waits for its parent to read its exit code."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         if sys.platform == "linux":
             return False
-    try:  # no /proc: one that has ended counts until its exit code is taken
+    try:  # without /proc a zombie counts as running
         os.kill(pid, 0)
     except OSError as e:
         return isinstance(e, PermissionError)
@@ -254,19 +264,19 @@ def runs(pid: int) -> bool:
 
 
 def take_in_orphans() -> None:
-    """Have this process be the parent of what its descendants leave behind: by a double fork, setsid, their own end."""
+    """Become the parent of all orphans among the descendants, even after a double fork or setsid. On Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def end_children(but: Collection[int] = ()) -> int:
-    """Kill all child processes but those, and what these leave behind in turn; return how many that were."""
+    """Kill all child processes except `but`, and the orphans that these leave in turn; return their number."""
     if sys.platform != "linux":
         return 0
     num_ended, end = 0, time.monotonic() + _LONGEST_S
     while (children := _children(but)) and time.monotonic() < end:
         for pid in children:
-            os.kill(pid, signal.SIGKILL)  # a child's number is nobody else's until it is waited for
+            os.kill(pid, signal.SIGKILL)  # no other process gets a child's id before waitpid
         for pid in children:
             while not os.waitpid(pid, os.WNOHANG)[0] and time.monotonic() < end:
                 time.sleep(0.001)
@@ -275,22 +285,26 @@ def end_children(but: Collection[int] = ()) -> int:
 
 
 def _children(but: Collection[int]) -> dict[int, bool]:
-    """Return the child processes but those, and whether each runs: one that has ended is still to be waited for."""
+    """Return the child processes except `but`, and whether each runs; a zombie is still to be waited for."""
     own, found = os.getpid(), {}
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) not in but:
-            with suppress(OSError, ValueError):  # it has ended meanwhile
+            with suppress(OSError, ValueError):  # the process has ended meanwhile
                 state, parent, *_ = Path(f"/proc/{name}/stat").read_bytes().rpartition(b")")[2].split()
                 if int(parent) == own:
                     found[int(name)] = state != b"Z"
     return found
 
 
+# -- The end of a command: threads and processes of a task do not keep it alive.
+
+
 @contextmanager
 def ends_without_waiting(module: str = "ddppo.") -> Iterator[None]:
-    """End a command of ours, whose module's name begins so, though a task left threads or processes running.
+    """End the process behind the block, even if a task left threads or processes running: Python would wait for them.
 
-    Python would wait for them for ever. A program that calls the command's `main` is left as it is.
+    Only if the process is a command of ours, with a module name that begins with `module`. A program that calls the
+    command's `main` goes on.
     """
     try:
         yield
@@ -301,7 +315,7 @@ def ends_without_waiting(module: str = "ddppo.") -> Iterator[None]:
 
 
 def is_program(module: str) -> bool:
-    """Whether this process is a command of ours, and not a program that calls one: its module's name begins so."""
+    """Return whether the program of this process is a module of ours with a name that begins so, not a user's."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     name = Path(sys.argv[0]).name.replace("ddppo-", "ddppo.") if spec is None else spec.name
     return f"{name}.".startswith(module)
@@ -314,7 +328,7 @@ def _end_with_what_is_left(module: str, code: object) -> None:
     if not (processes or threads):
         return
     names = {each.name for each in (*threads, *processes) if not each.name.startswith("ThreadPoolExecutor")}
-    if names:  # an executor's idle threads are no more than that
+    if names:  # idle threads of an executor need no warning
         number = f"{len(threads)} threads and {len(processes)} processes"
         warn(f"the task left {number} running ({', '.join(sorted(names)[:5])}): they end with this program")
     end_processes_left()
@@ -333,18 +347,18 @@ def _started() -> list[Any]:
 
 
 def _is_of_the_launcher(it: Any) -> bool:
-    """Whether a thread or process is joblib's: its launcher ends them as the program ends."""
+    """Return whether a thread or process is joblib's: its launcher ends them with the program."""
     return type(it).__module__.startswith("joblib.")
 
 
 def end_processes_left() -> None:
-    """End what a task started by multiprocessing and did not end: Python would wait for it, and a killed one not."""
+    """Kill the processes that a task started by multiprocessing, for whose end Python would wait."""
     for process in _started():
         process.kill()
 
 
 def threads_left() -> list[threading.Thread]:
-    """Return the threads of tasks that a program's end waits for, once they have had a moment."""
+    """Return the threads for which Python would wait at the end. They get a second to end first."""
     threads = [
         each
         for each in threading.enumerate()

@@ -319,7 +319,7 @@ def test_a_file_system_without_locks_fsync_or_links_is_worked_on_with_a_warning(
     [
         (
             "os.replace:EXDEV",
-            "cannot be written: Invalid cross-device link: the file system lacks what a whole file",
+            "cannot be written: Invalid cross-device link: the file system cannot rename, by which files appear whole",
         ),
         ("os.fsync:EDQUOT", "cannot be written: Disk quota exceeded"),
     ],

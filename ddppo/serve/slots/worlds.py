@@ -126,7 +126,7 @@ class Worlds:
         """Return the slots that have lost their processes, with all that these had started, since the last call."""
         if self.heard_from and self._server is not None:
             with suppress(ForkServerLost):
-                while self._server.hear(0.0) is not None:
+                while self._server.receive(0.0) is not None:
                     pass
         gone = [slot for slot in self._ending if slot.process.returncode is not None]
         for slot in gone:
