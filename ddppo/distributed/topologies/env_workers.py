@@ -1,7 +1,8 @@
 """env_workers: rank 0 acts and learns, the other ranks step its environments.
 
-A step is two messages: all actions to all ranks, and what the environments answered back. Rank 0 sees one batch of
-environments as if it stepped them itself, to the bit.
+Each step takes two messages: `StepMessages` broadcasts all actions from rank 0, and gathers the results at rank 0.
+There, `RemoteEnvs` looks like any other batch of environments, so collector and learner are those of one process, and
+results are equal to the bit.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,14 +22,14 @@ from ddppo.spaces import each
 
 
 class EnvWorkers(Topology):
-    """Rank 0, who acts and learns, or one of those that step for it."""
+    """Rank 0, which acts and learns, or one of the ranks that step its environments."""
 
     def __init__(self, context: RankContext) -> None:
         self._context = context
         shape = context.shape
-        dealt = {rank: shape.env_indices(place) for place, rank in enumerate(context.layout.stepping)}
-        self._line = Line(context.group, context.spec, dealt, context.config.dtype)
-        self.learners = Group()  # of one
+        env_ranges = {rank: shape.env_indices(place) for place, rank in enumerate(context.layout.stepping)}
+        self._messages = StepMessages(context.group, context.spec, env_ranges, context.config.dtype)
+        self.learners = Group()  # of one rank: gradients do not travel
         self.sync = context.sync(self.learners)
         self.learner = context.learner(self.learners, 0, self.sync)
         self.env: VecEnv | None = None
@@ -37,23 +38,24 @@ class EnvWorkers(Topology):
             self.env = context.envs()
         else:
             names = EnvNames(range(shape.num_envs), context.group.rank)
-            self.collector = context.collector(FarEnvs(self._line, context.spec, names), 0)
+            self.collector = context.collector(RemoteEnvs(self._messages, context.spec, names), 0)
 
     def reset(self, sample: TaskSample) -> None:
         if self.collector is not None:
             self.collector.reset(*sample.of(range(self._context.shape.num_envs)))
         else:
             assert self.env is not None
-            self._line.answer_reset(*self.env.reset(*sample.of(self._context.env_indices)))
+            self._messages.send_reset(*self.env.reset(*sample.of(self._context.env_indices)))
 
     def collect(self, iteration: int) -> Collected:
         if self.collector is not None:
             return self._context.act(self.collector, range(self._context.shape.num_envs), iteration)
+        # A stepping rank answers T times: rank 0 asks once for each step of its rollout.
         assert self.env is not None
-        mine = slice(self._context.env_indices.start, self._context.env_indices.stop)
+        own = slice(self._context.env_indices.start, self._context.env_indices.stop)
         with self._context.guarded():
             for _ in range(self._context.shape.rollout_steps):
-                self._line.answer(self.env.step(self._line.actions()[mine]))
+                self._messages.send_step(self.env.step(self._messages.receive_actions()[own]))
         return Collected(0, [], None)
 
     def learn(self, collected: Collected, iteration: int, progress: float) -> Update:
@@ -69,21 +71,23 @@ class EnvWorkers(Topology):
             self.env.close()
 
 
-class Line:
-    """What travels each step: actions `[N, *shape]` from rank 0, answers of its environments from each other rank.
+class StepMessages:
+    """The messages of a step: actions `[N, *shape]` from rank 0, and each stepping rank's results to rank 0.
 
-    dealt: the environments of each rank that steps some, in order. Messages of a gather are of one size: who has fewer
-    environments than another sends rows that nobody reads. Every rank has room for all actions and its own answers;
-    nothing is allocated while stepping.
+    All memory is allocated here once, so that stepping allocates nothing.
     """
 
-    def __init__(self, group: Group, spec: EnvSpec, dealt: Mapping[int, range], dtype: str) -> None:
+    def __init__(self, group: Group, spec: EnvSpec, env_ranges: Mapping[int, range], dtype: str) -> None:
+        # env_ranges: for each stepping rank, the global indices of its environments.
         self._group = group
-        most = max(map(len, dealt.values()))
-        rows = [torch.arange(len(envs)) + rank * most for rank, envs in dealt.items()]
-        self._rows = torch.cat(rows)  # [N], of environments in their order among the W * most that come
+        # A gather takes messages of one size. So every rank, rank 0 too, sends rows for as many environments as any
+        # rank has; `_rows` `[N]` finds the row of each environment among the W * most rows that arrive.
+        most = max(map(len, env_ranges.values()))
+        rows = [torch.arange(len(envs)) + rank * most for rank, envs in env_ranges.items()]
+        self._rows = torch.cat(rows)
         kind = np.dtype(dtype if spec.action.kind == "box" else np.int64)
         self._actions = torch.from_numpy(np.zeros((len(self._rows), *spec.action.shape), kind))
+        # One record per environment: packed observation, packed final observation, reward, flags.
         self._layout = RowLayout(spec)
         flags = [(name, bool) for name in ("terminated", "truncated", "valid", "ended", "is_life_loss")]
         fields: list[Any] = [
@@ -93,84 +97,93 @@ class Line:
         ]
         message = np.zeros(most, np.dtype([*fields, *flags], align=True))
         self._bytes = torch.from_numpy(message.view(np.uint8))
-        self._answers = message[: len(dealt.get(group.rank, ()))]
+        self._results = message[: len(env_ranges.get(group.rank, ()))]
 
-    def actions(self) -> np.ndarray:
-        """Return the next actions of all environments; of a rank that steps."""
+    # -- On a rank that steps environments.
+
+    def receive_actions(self) -> np.ndarray:
+        """Return the next actions of all N environments."""
         return self._group.broadcast_(self._actions).numpy()
 
-    def answer_reset(self, obs: ObsArrays, mask: np.ndarray | None) -> None:
+    def send_reset(self, obs: ObsArrays, mask: np.ndarray | None) -> None:
         self._write("row", obs, mask)
         self._group.gather_at_root(self._bytes)
 
-    def answer(self, step: EnvStep) -> None:
-        answers = self._answers
+    def send_step(self, step: EnvStep) -> None:
+        results = self._results
         self._write("row", step.obs, step.action_mask)
-        answers["reward"] = step.rewards
-        answers["terminated"], answers["truncated"], answers["valid"] = (
+        results["reward"] = step.rewards
+        results["terminated"], results["truncated"], results["valid"] = (
             step.terminated,
             step.truncated,
             step.valid,
         )
-        answers["ended"] = False
-        answers["ended"][step.ended] = True
+        results["ended"] = False
+        results["ended"][step.ended] = True
+        # Final observations exist only for environments whose episode ended in this step.
         if len(step.ended):
-            finals = self._layout.obs(answers["final_row"])
+            finals = self._layout.obs(results["final_row"])
             each(lambda out, x: out.__setitem__(step.ended, x), finals, step.final_obs)
-            answers["is_life_loss"][step.ended] = False if step.is_life_loss is None else step.is_life_loss
+            results["is_life_loss"][step.ended] = False if step.is_life_loss is None else step.is_life_loss
         self._group.gather_at_root(self._bytes)
 
     def _write(self, field: str, obs: ObsArrays, mask: np.ndarray | None) -> None:
-        rows = self._answers[field]
+        rows = self._results[field]
         each(lambda out, x: out.__setitem__(..., x), self._layout.obs(rows), obs)
         if mask is not None:
             out = self._layout.mask(rows)
             assert out is not None
             out[...] = mask
 
-    def ask(self, actions: np.ndarray | None) -> np.ndarray:
-        """Send actions to all, unless it is a reset that they begin by themselves; return all answers `[N]`."""
+    # -- On rank 0.
+
+    def request(self, actions: np.ndarray | None) -> np.ndarray:
+        """Send actions and return the results of all environments `[N]`.
+
+        None for a reset: every rank then starts its environments without a message, because it knows their seeds.
+        """
         if actions is not None:
             self._actions.numpy()[...] = actions
             self._group.broadcast_(self._actions)
-        parts = self._group.gather_at_root(self._bytes)
-        assert parts is not None
-        rows = parts.view(-1, self._answers.itemsize).index_select(0, self._rows)
-        return rows.numpy().reshape(-1).view(self._answers.dtype)
+        messages = self._group.gather_at_root(self._bytes)
+        assert messages is not None
+        rows = messages.view(-1, self._results.itemsize).index_select(0, self._rows)
+        return rows.numpy().reshape(-1).view(self._results.dtype)
 
     def read(self, rows: np.ndarray) -> tuple[ObsArrays, np.ndarray | None]:
+        """Return the observations and action masks in packed rows."""
         return self._layout.obs(rows), self._layout.mask(rows)
 
 
-class FarEnvs(Unsaved):
-    """`VecEnv` of rank 0 over the environments of the other ranks."""
+class RemoteEnvs(Unsaved):
+    """The `VecEnv` of rank 0: the environments of all other ranks."""
 
-    def __init__(self, line: Line, spec: EnvSpec, names: EnvNames) -> None:
+    def __init__(self, messages: StepMessages, spec: EnvSpec, names: EnvNames) -> None:
         self.spec = spec
         self.names = names
         self.num_envs = len(names.indices)
-        self._line = line
+        self._messages = messages
 
     def reset(
         self, seeds: Sequence[int], options: Options | None = None
     ) -> tuple[ObsArrays, np.ndarray | None]:
         if options is not None:
             raise no_options(self.names)
-        # Who steps an environment knows its seed.
-        return self._line.read(self._line.ask(None)["row"])
+        # The seeds are not sent: each stepping rank has them from its own task sampler.
+        return self._messages.read(self._messages.request(None)["row"])
 
     def step(self, actions: np.ndarray) -> EnvStep:
-        answers = self._line.ask(actions)
-        obs, mask = self._line.read(answers["row"])
-        ended = np.flatnonzero(answers["ended"])
-        final_obs, _ = self._line.read(answers["final_row"][ended])
-        is_life_loss = answers["is_life_loss"][ended]
+        results = self._messages.request(actions)
+        obs, mask = self._messages.read(results["row"])
+        ended = np.flatnonzero(results["ended"])
+        final_obs, _ = self._messages.read(results["final_row"][ended])
+        is_life_loss = results["is_life_loss"][ended]
         return EnvStep(
             obs=obs,
-            rewards=answers["reward"],
-            terminated=answers["terminated"],
-            truncated=answers["truncated"],
-            valid=answers["valid"],
+            rewards=results["reward"],
+            terminated=results["terminated"],
+            truncated=results["truncated"],
+            valid=results["valid"],
             ended=ended,
             final_obs=final_obs,
             action_mask=mask,
@@ -178,4 +191,4 @@ class FarEnvs(Unsaved):
         )
 
     def close(self) -> None:
-        """Nothing is rank 0's own."""
+        """Do nothing: the environments belong to the other ranks."""

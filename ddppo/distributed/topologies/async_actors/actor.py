@@ -9,6 +9,7 @@ import torch.distributed as dist
 from ddppo.algorithms.task_sampler import TaskSample
 from ddppo.collectives.group import Group
 from ddppo.collectives.peers import OwnPace, leave_word
+from ddppo.distributed.topologies.actors import RolloutMessage
 from ddppo.distributed.topologies.async_actors.line import Wire, connect
 from ddppo.distributed.topologies.async_actors.messages import (
     ANSWER,
@@ -21,7 +22,6 @@ from ddppo.distributed.topologies.async_actors.messages import (
     episode_rows,
 )
 from ddppo.distributed.topologies.base import NO_UPDATE, Collected, RankContext, Topology
-from ddppo.distributed.topologies.messages import RolloutMessage
 from ddppo.envs.vec_env import VecEnv
 from ddppo.errors import CollectiveError, first_sentence
 from ddppo.ppo.collector import Collector

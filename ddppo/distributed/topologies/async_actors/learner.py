@@ -10,12 +10,12 @@ import torch
 from ddppo.algorithms.task_sampler import TaskSample
 from ddppo.collectives.group import Group
 from ddppo.collectives.peers import OwnPace
+from ddppo.distributed.topologies.actors import RolloutMessage
 from ddppo.distributed.topologies.async_actors.connected import Actor, ActorConnections
 from ddppo.distributed.topologies.async_actors.messages import Answer, Parameters, Sent
 from ddppo.distributed.topologies.async_actors.off_policy import with_ratios
 from ddppo.distributed.topologies.async_actors.rewards import RewardsByActor
 from ddppo.distributed.topologies.base import Collected, OwnPaceReport, RankContext, Topology
-from ddppo.distributed.topologies.messages import RolloutMessage
 from ddppo.distributed.topologies.settings import AsyncActorsSettings
 from ddppo.ppo.learner import Update
 from ddppo.ppo.rollout import FinishedEpisode, Rollout
