@@ -7,16 +7,20 @@ import torch.distributed as dist
 
 from ddppo.collectives.peers import OwnPace, last_words
 from ddppo.config.settings import DistSettings
-from ddppo.distributed.topologies.async_actors.connected import ActorConnections
+from ddppo.distributed.topologies.async_actors.connections import (
+    ActorConnections,
+    Connection,
+    Listener,
+    connect,
+)
 from ddppo.distributed.topologies.async_actors.learner import largest_lag, updates_ahead
-from ddppo.distributed.topologies.async_actors.line import Door, Wire, connect
 from ddppo.errors import CollectiveError
 from tests.support import PATIENCE_S
 
 
 @pytest.fixture
 def wires():
-    ends = [Wire(end, timeout_s=PATIENCE_S) for end in socket.socketpair()]
+    ends = [Connection(end, timeout_s=PATIENCE_S) for end in socket.socketpair()]
     yield ends
     for end in ends:
         end.close()
@@ -40,7 +44,7 @@ def test_a_message_larger_than_the_sockets_room_arrives_whole(wires):
 
 
 def test_no_wait_is_without_a_limit():
-    one, other = (Wire(end, timeout_s=0.2) for end in socket.socketpair())
+    one, other = (Connection(end, timeout_s=0.2) for end in socket.socketpair())
     with pytest.raises(TimeoutError, match="no word for"):
         one.receive(memoryview(bytearray(1)))
     with pytest.raises(TimeoutError):
@@ -59,9 +63,9 @@ def test_an_end_that_closes_is_an_error_at_the_other(wires):
 
 @pytest.mark.parametrize("machine", [None, "localhost"])
 def test_only_who_knows_the_word_is_let_in(store, machine):
-    door = Door(store, machine, timeout_s=PATIENCE_S)
+    listener = Listener(store, machine, timeout_s=PATIENCE_S)
     wire = connect(store, rank=3, timeout_s=PATIENCE_S)
-    rank, other = door.let_in()
+    rank, other = listener.accept()
     assert rank == 3
     wire.send(b"hello")
     found = bytearray(5)
@@ -70,8 +74,8 @@ def test_only_who_knows_the_word_is_let_in(store, machine):
     _, *where = json.loads(store.get("ddppo/learner/address"))
     store.set("ddppo/learner/address", json.dumps(["0" * 32, *where]))
     stranger = connect(store, rank=1, timeout_s=PATIENCE_S)
-    assert door.let_in() is None
-    for end in (wire, other, stranger, door):
+    assert listener.accept() is None
+    for end in (wire, other, stranger, listener):
         end.close()
 
 
@@ -91,7 +95,7 @@ def test_an_actor_that_is_gone_before_all_have_come_is_named_at_once(store, monk
     actors = ActorConnections(group, (1, 2), DistSettings(world_size=3, timeout_s=PATIENCE_S), None)
     connect(store, rank=1, timeout_s=PATIENCE_S).close()
     with pytest.raises(CollectiveError, match="lost rank 1, an actor: the other end is closed"):
-        actors.meet()
+        actors.wait_for_all()
     actors.close()
 
 

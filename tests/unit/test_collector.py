@@ -5,7 +5,7 @@ import torch
 from ddppo.config.settings import EnvConfig
 from ddppo.config.variants import settings_of
 from ddppo.distributed.topologies.actors import RolloutMessage
-from ddppo.distributed.topologies.async_actors.off_policy import with_ratios
+from ddppo.distributed.topologies.async_actors.learner import with_ratios
 from ddppo.envs.make import make_vec_env
 from ddppo.envs.vec_env import EnvNames, EnvStep
 from ddppo.loop.evaluation import Policy

@@ -3,7 +3,7 @@ import dataclasses
 import torch
 
 from ddppo.config.variants import settings_of
-from ddppo.distributed.topologies.async_actors.off_policy import with_ratios
+from ddppo.distributed.topologies.async_actors.learner import with_ratios
 from ddppo.models.build import build_model
 from ddppo.models.distributions import action_distribution
 from ddppo.ppo.normalization import ObsNormalizer

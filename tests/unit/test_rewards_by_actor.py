@@ -2,7 +2,7 @@
 
 import torch
 
-from ddppo.distributed.topologies.async_actors.rewards import RewardsByActor
+from ddppo.distributed.topologies.async_actors.learner import RewardsByActor
 from ddppo.ppo.normalization import RewardNormalizer
 
 CPU, GAMMA = torch.device("cpu"), 0.9

@@ -100,7 +100,7 @@ ASYNC_ACTORS = TopologySpec(
     "async_actors",
     "rank 0 learns, the others act at their own pace",
     _async_actors,
-    "ddppo.distributed.topologies.async_actors:make",
+    "ddppo.distributed.topologies.async_actors.learner:make",
     least_ranks=2,
     settings="ddppo.distributed.topologies.settings:AsyncActorsSettings",
     own_pace=True,

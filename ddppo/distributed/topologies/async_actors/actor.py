@@ -1,4 +1,4 @@
-"""An actor of async_actors: it acts, sends, and goes on when it is answered."""
+"""The actor of async_actors: receive parameters, act for one rollout, send it, and again until the run ends."""
 
 import socket
 import time
@@ -10,15 +10,16 @@ from ddppo.algorithms.task_sampler import TaskSample
 from ddppo.collectives.group import Group
 from ddppo.collectives.peers import OwnPace, leave_word
 from ddppo.distributed.topologies.actors import RolloutMessage
-from ddppo.distributed.topologies.async_actors.line import Wire, connect
-from ddppo.distributed.topologies.async_actors.messages import (
-    ANSWER,
+from ddppo.distributed.topologies.async_actors.connections import (
     END,
-    SENT,
-    Answer,
-    Parameters,
-    Sent,
+    REPLY_HEADER,
+    ROLLOUT_HEADER,
+    Connection,
+    ParameterReply,
+    ReplyHeader,
+    RolloutHeader,
     as_bytes,
+    connect,
     episode_rows,
 )
 from ddppo.distributed.topologies.base import NO_UPDATE, Collected, RankContext, Topology
@@ -30,44 +31,52 @@ from ddppo.processes.signals import StopRequest
 
 
 class AsyncActor(Topology):
-    """Acts with the parameters it was last given, until the learner has finished."""
+    """A rank that acts with the parameters of the learner's last reply. It runs `serve`, not the loop."""
 
     def __init__(self, context: RankContext) -> None:
         assert isinstance(context.group, OwnPace)
         self._context, self._group = context, context.group
         self.env: VecEnv = context.envs()
         self.collector: Collector = context.collector(self.env, context.env_indices.start)
-        self.learners = Group()  # of one
+        # The contract asks for a learner; this one only holds the parameters that the actor acts with.
+        self.learners = Group()
         self.sync = context.sync(self.learners)
         self.learner = context.learner(self.learners, 0, self.sync)
         self._rollouts = RolloutMessage(
-            context.spec, context.shape.rollout_steps, context.shape.local_num_envs,
+            context.spec,
+            context.shape.rollout_steps,
+            context.shape.local_num_envs,
             getattr(torch, context.config.dtype),
             with_raw_obs=context.obs_normalizer is not None,
-        )  # fmt: skip
-        self._parameters = Parameters(context.parameters, context.obs_normalizer)
+        )
+        self._parameters = ParameterReply(context.parameters, context.obs_normalizer)
         self._number = 0  # of the last rollout
 
     def serve(self, stop: StopRequest) -> None:
         timeout_s = self._context.config.dist.timeout_s
         try:
-            wire = connect(self._group.store, self._group.rank, timeout_s)
+            learner = connect(self._group.store, self._group.rank, timeout_s)
         except (OSError, dist.DistError) as e:
             raise CollectiveError(self._lost("could not reach", e)) from e
         start = time.perf_counter()
         try:
-            while (answer := Answer(*wire.unpack(ANSWER))) != END:
-                self._parameters.receive(wire)
-                if answer.first >= 0:
-                    self.reset(self._context.sampler.sample(answer.first))
-                    self._number = answer.first
-                    wire.forget()  # others were being built
+            # 1. Receive parameters, or the end of the run.
+            while (header := ReplyHeader(*learner.unpack(REPLY_HEADER))) != END:
+                self._parameters.receive(learner)
+                # In the first reply, and in the first one after a restart, the learner says where to begin.
+                if header.first >= 0:
+                    self.reset(self._context.sampler.sample(header.first))
+                    self._number = header.first
+                    # Until now this rank waited for others that were still being built: that counts for no rollout.
+                    learner.reset_counters()
                     start = time.perf_counter()
+                # 2. Act.
                 self._number += 1
-                acted = time.perf_counter()
+                act_start = time.perf_counter()
                 collected = self._context.act(self.collector, self._context.env_indices, self._number)
                 now = time.perf_counter()
-                self._send(wire, collected, answer.version, stop, (now - start, now - acted))
+                # 3. Send the rollout.
+                self._send(learner, collected, header.version, stop, (now - start, now - act_start))
                 start = now
         except TimeoutError as e:
             leave_word(self._group.store, self._group.rank, f"for {timeout_s:.1f} s")
@@ -75,34 +84,52 @@ class AsyncActor(Topology):
         except ConnectionError as e:
             raise CollectiveError(self._lost("lost", e)) from e
         finally:
-            wire.close()
+            learner.close()
 
     def _send(
-        self, wire: Wire, collected: Collected, version: int, stop: StopRequest, seconds: tuple[float, float]
+        self,
+        learner: Connection,
+        collected: Collected,
+        version: int,
+        stop: StopRequest,
+        seconds: tuple[float, float],
     ) -> None:
-        """Send a rollout; the time that sending takes is told with the next."""
+        """Send a rollout. The header counts the time and bytes since the last one, so those of this send come next."""
         episodes = episode_rows(collected.episodes)
-        sent = Sent(
-            self._number, version, collected.num_steps, len(episodes), stop.requested, self._num_restarts(),
-            wire.num_sends, wire.num_bytes, *seconds, wire.waited_s, wire.moved_s,
-        )  # fmt: skip
-        wire.forget()
-        wire.send(SENT.pack(*sent), as_bytes(self._rollouts.pack(collected.rollout)), episodes.tobytes())
+        t_iter, t_rollout = seconds
+        header = RolloutHeader(
+            number=self._number,
+            version=version,
+            num_steps=collected.num_steps,
+            num_episodes=len(episodes),
+            asks_to_stop=stop.requested,
+            num_restarts=self._num_restarts(),
+            num_sends=learner.num_sends,
+            num_bytes=learner.num_bytes,
+            t_iter=t_iter,
+            t_rollout=t_rollout,
+            t_wait=learner.waited_s,
+            t_comm=learner.moved_s,
+        )
+        learner.reset_counters()
+        rollout = as_bytes(self._rollouts.pack(collected.rollout))
+        learner.send(ROLLOUT_HEADER.pack(*header), rollout, episodes.tobytes())
 
     def _num_restarts(self) -> int:
         return int(self._context.restarts(self.env).get("dist/restarts", 0))
 
     def _lost(self, how: str, error: Exception) -> str:
+        """Return an error message: "rank 2 on host lost rank 0, the learner (limit ...): ..."."""
         limit = f"limit dist.timeout_s={self._context.config.dist.timeout_s:g}"
-        who, why = f"rank {self._group.rank} on {socket.gethostname()}", first_sentence(error)
-        return f"{who} {how} rank 0, the learner ({limit}): {why}"
+        this_rank, why = f"rank {self._group.rank} on {socket.gethostname()}", first_sentence(error)
+        return f"{this_rank} {how} rank 0, the learner ({limit}): {why}"
 
     def reset(self, sample: TaskSample) -> None:
         with self._context.guarded():
             self.collector.reset(*sample.of(self._context.env_indices))
 
     def collect(self, iteration: int) -> Collected:
-        raise NotImplementedError("it serves")
+        raise NotImplementedError("an actor serves")
 
     def learn(self, collected: Collected, iteration: int, progress: float) -> Update:
         return NO_UPDATE

@@ -1,8 +1,17 @@
-"""The learner of async_actors: what it takes, whom it answers when, and what it learns from.
+"""The learner of async_actors: it takes rollouts from any actors, replies to each, and learns from K at a time.
 
-The lag of a rollout is the number of updates between the parameters that acted and those that learn from it.
+The lag of a rollout is the number of updates between the parameters that acted and the parameters that learn from it.
+Two rules bound it by dist.max_lag: `AsyncLearner._reply` lets an actor go on only if its next rollout can be used, and
+`AsyncLearner._take` refuses a rollout that is too old.
+
+Below the learner: `with_ratios`, which corrects rollouts of older parameters, and `RewardsByActor`, which normalises
+rewards of rollouts that arrive in any order.
+
+Espeholt et al. 2018, "IMPALA", arXiv:1802.01561; Mnih et al. 2016, "A3C", arXiv:1602.01783.
 """
 
+import dataclasses
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,31 +20,50 @@ from ddppo.algorithms.task_sampler import TaskSample
 from ddppo.collectives.group import Group
 from ddppo.collectives.peers import OwnPace
 from ddppo.distributed.topologies.actors import RolloutMessage
-from ddppo.distributed.topologies.async_actors.connected import Actor, ActorConnections
-from ddppo.distributed.topologies.async_actors.messages import Answer, Parameters, Sent
-from ddppo.distributed.topologies.async_actors.off_policy import with_ratios
-from ddppo.distributed.topologies.async_actors.rewards import RewardsByActor
+from ddppo.distributed.topologies.async_actors.actor import AsyncActor
+from ddppo.distributed.topologies.async_actors.connections import (
+    ActorConnections,
+    ConnectedActor,
+    ParameterReply,
+    ReplyHeader,
+    RolloutHeader,
+)
 from ddppo.distributed.topologies.base import Collected, OwnPaceReport, RankContext, Topology
 from ddppo.distributed.topologies.settings import AsyncActorsSettings
+from ddppo.models.actor_critic import ActorCritic
 from ddppo.ppo.learner import Update
+from ddppo.ppo.normalization import Gather, ObsNormalizer, RewardNormalizer
 from ddppo.ppo.rollout import FinishedEpisode, Rollout
+from ddppo.spaces import each, zipped
 from ddppo.terminal import warn
 
-_LAGS = {"0": 0, "1": 1, "2_3": 3, "4_7": 7}  # the largest of each bin but the last
-_OF_START = 24  # bits of a rollout's number that count from a start of its actor; those above tell which
+
+def make(context: RankContext) -> Topology:
+    """Return the topology of this rank: a learner's or an actor's."""
+    return AsyncLearner(context) if context.role.learns else AsyncActor(context)
 
 
-class _Taken(NamedTuple):
-    """A rollout of the update to come, and the row of the buffer that it lies in."""
+_LAGS = {
+    "0": 0,
+    "1": 1,
+    "2_3": 3,
+    "4_7": 7,
+}  # bins of the metrics dist/lag_*: the largest lag of all but the last
+# Numbers of rollouts: the low bits count since the last start of the actor's process, the bits above count its starts.
+_COUNT_BITS = 24
 
-    rank: int
+
+class _TakenRollout(NamedTuple):
+    """A rollout that the next update learns from. Tuples sort by actor, then by number."""
+
+    rank: int  # of its actor
     number: int
     lag: int
-    row: int
+    row: int  # of the buffer that holds its bytes
 
 
 class AsyncLearner(Topology):
-    """Rank 0. K rollouts make an update; `version` counts the updates done."""
+    """Rank 0. An update learns from K rollouts."""
 
     collector = None
 
@@ -45,52 +73,58 @@ class AsyncLearner(Topology):
         config, shape, dist = context.config, context.shape, context.config.dist
         assert isinstance(dist, AsyncActorsSettings), dist
         self._corrects = dist.correction != "none"
-        self.learners = Group()  # of one
+        self.learners = Group()  # of one rank
         self.sync = context.sync(self.learners)
         self.learner = context.learner(self.learners, 0, self.sync)
         self._rewards: RewardsByActor | None = None
         if config.ppo.normalize_rewards:
             self._rewards = RewardsByActor(shape.local_num_envs, config.ppo.gamma, context.device)
             self.learner.reward_normalizer = self._rewards
-        parameters = Parameters(context.parameters, context.obs_normalizer)
-        self._actors = ActorConnections(context.group, context.layout.stepping, config.dist, parameters)
-        self._per_update = shape.batch_size // shape.local_batch_size
+        reply = ParameterReply(context.parameters, context.obs_normalizer)
+        self._actors = ActorConnections(context.group, context.layout.stepping, config.dist, reply)
+        self._per_update = shape.batch_size // shape.local_batch_size  # K
         self._max_lag = largest_lag(dist.max_lag, len(self._actors), self._per_update)
-        self._version = 0
+        self._version = 0  # number of updates done
         self._rollouts = RolloutMessage(
-            context.spec, shape.rollout_steps, shape.local_num_envs, getattr(torch, config.dtype),
+            context.spec,
+            shape.rollout_steps,
+            shape.local_num_envs,
+            getattr(torch, config.dtype),
             with_raw_obs=context.obs_normalizer is not None,
-        )  # fmt: skip
-        self._room = torch.zeros(self._per_update, self._rollouts.num_bytes, dtype=torch.uint8)
-        self._taken: list[_Taken] = []
-        self._lags: list[int] = []  # of the last update
-        self._num_refused, self._depths = 0, 0  # in the update under way
-        self._stops = False
+        )
+        self._buffer = torch.zeros(self._per_update, self._rollouts.num_bytes, dtype=torch.uint8)
+        self._taken: list[_TakenRollout] = []
+        self._lags: list[int] = []  # of the last update's rollouts
+        self._num_refused = 0  # rollouts that were too old, in the update under way
+        self._queue_depths = 0  # sum over its rollouts: how many rollouts waited when each was taken
+        self._is_asked_to_stop = False
 
     def reset(self, sample: TaskSample) -> None:
-        """Wait for all actors, and have them begin."""
+        """Wait for all actors, and let them begin."""
         self._version = sample.iteration
         if sample.iteration:
             warn(
-                "async_actors goes on approximately: actors begin new episodes, and who comes when is chance"
+                "async_actors goes on approximately: actors begin new episodes, and rollouts arrive in any order"
             )
-        self._actors.meet()
-        self._answer()
+        self._actors.wait_for_all()
+        self._reply()
 
     def collect(self, iteration: int) -> Collected:
-        self._num_refused = self._depths = 0
+        self._num_refused = self._queue_depths = 0
         episodes: list[FinishedEpisode] = []
         while (num_missing := self._per_update - len(self._taken)) > 0:
+            # Rollouts beyond the missing ones stay in their sockets for the next update.
             ready = self._actors.ready()
             for place, actor in enumerate(ready[:num_missing]):
                 num_taken = len(self._taken)
                 episodes += self._take(actor)
-                self._depths += (len(self._taken) - num_taken) * (len(ready) - place)
-                self._answer()
-            self._answer()  # who has come back
+                self._queue_depths += (len(self._taken) - num_taken) * (len(ready) - place)
+                # Reply after each rollout, so that its actor does not wait for the others to be received.
+                self._reply()
+            self._reply()  # `ready` may have accepted an actor that was started again
+        # Side by side by actor and number, whatever the order of arrival.
         self._taken.sort()
-        # In the order of actors and their numbers, side by side.
-        rows = self._room[[taken.row for taken in self._taken]]
+        rows = self._buffer[[taken.row for taken in self._taken]]
         return Collected(0, episodes, self._rollouts.unpack(rows, self._context.device))
 
     def learn(self, collected: Collected, iteration: int, progress: float) -> Update:
@@ -98,15 +132,17 @@ class AsyncLearner(Topology):
         lags = [taken.lag for taken in self._taken]
         assert max(lags) <= self._max_lag, (lags, self._max_lag)
         if self._rewards is not None:
-            self._rewards.expect([(taken.rank, taken.number >> _OF_START) for taken in self._taken])
+            # An actor's rank and start: after a restart its episodes are new, and so are its running returns.
+            self._rewards.expect([(taken.rank, taken.number >> _COUNT_BITS) for taken in self._taken])
         update = self.learner.update(self._corrected(collected.rollout, lags), iteration, progress)
         self._version, self._lags = iteration, lags
         self._taken.clear()
-        self._answer()
+        # Actors that waited for this update go on.
+        self._reply()
         return update
 
     def _corrected(self, rollout: Rollout, lags: list[int]) -> Rollout:
-        """Return the K rollouts as the present policy sees them, with ratios; as they are where none is asked for."""
+        """Return the rollout with ratios for the environments of old rollouts; unchanged if dist.correction=none."""
         context = self._context
         if not self._corrects or not any(lags):
             return rollout
@@ -114,33 +150,37 @@ class AsyncLearner(Topology):
         is_old = torch.tensor(lags, device=context.device).repeat_interleave(context.shape.local_num_envs) > 0
         return with_ratios(rollout, is_old, context.model, context.obs_normalizer)
 
-    def _take(self, actor: Actor) -> list[FinishedEpisode]:
-        """Receive an actor's rollout, and keep it unless it is too old; return the episodes that ended in it."""
+    def _take(self, actor: ConnectedActor) -> list[FinishedEpisode]:
+        """Receive an actor's rollout and keep it unless it is too old; return the episodes that ended in it."""
         row = len(self._taken)
-        received = self._actors.receive(actor, self._room[row]) if actor.wire is not None else None
+        if actor.connection is None:
+            return []
+        received = self._actors.receive(actor, self._buffer[row])
         if received is None:
             return []
-        sent, episodes = received
-        self._stops |= bool(sent.asks_to_stop)
-        lag = self._version - sent.version
+        header, episodes = received
+        self._is_asked_to_stop |= bool(header.asks_to_stop)
+        lag = self._version - header.version
         if lag > self._max_lag:
+            # Refused: its steps do not count, and the next rollout overwrites its row.
             self._num_refused += 1
-            actor.report = _with(actor.report, sent, num_steps=0)
+            actor.report = _with(actor.report, header, num_steps=0)
             return []
-        actor.report = _with(actor.report, sent, sent.num_steps)
-        self._taken.append(_Taken(actor.rank, sent.number, lag, row))
+        actor.report = _with(actor.report, header, header.num_steps)
+        self._taken.append(_TakenRollout(actor.rank, header.number, lag, row))
         return episodes
 
-    def _answer(self) -> None:
-        """Have those actors go on whose next rollouts can be used, those first that have waited longest."""
+    def _reply(self) -> None:
+        """Reply to those waiting actors whose next rollout can be used, the longest wait first."""
         for actor in self._actors.waiting:
             if updates_ahead(len(self._taken), self._actors.num_acting, self._per_update) > self._max_lag:
                 return
             first = -1
             if actor.is_new:
-                # A number that no rollout of this run has had: noise and seeds follow. 0 where all begins.
-                first = (self._version << 32) + ((actor.num_hellos - 1) << _OF_START)
-            self._actors.send(actor, Answer(self._version, first))
+                # Noise and seeds follow from a rollout's number, so a process must begin with one that no rollout of
+                # this run has had: (updates done, starts of this actor, 0). It is 0 at the start of a run.
+                first = (self._version << 32) + ((actor.num_starts - 1) << _COUNT_BITS)
+            self._actors.send(actor, ReplyHeader(self._version, first))
 
     def measured(self) -> dict[str, float]:
         lags = self._lags
@@ -153,9 +193,9 @@ class AsyncLearner(Topology):
             "dist/lag_max": max(lags),
             **counts,
             "dist/lag_8": sum(lag > below for lag in lags),
-            "dist/queue_depth": self._depths / len(lags),
+            "dist/queue_depth": self._queue_depths / len(lags),
             "dist/refused": self._num_refused,
-            "dist/restarts": sum(max(0, actor.num_hellos - 1) for actor in self._actors),
+            "dist/restarts": sum(max(0, actor.num_starts - 1) for actor in self._actors),
         }
 
     def own_pace_reports(self) -> tuple[OwnPaceReport, ...]:
@@ -165,11 +205,11 @@ class AsyncLearner(Topology):
         return found
 
     def is_asked_to_stop(self) -> bool:
-        return self._stops
+        return self._is_asked_to_stop
 
     def rest(self) -> None:
-        """Wait until nobody acts: what is acted while the clock stands would cost nothing."""
-        self._actors.rest()
+        """Block until no actor acts: steps acted during an evaluation, whose time does not count, would be free."""
+        self._actors.wait_until_idle()
 
     def finish(self) -> None:
         self._actors.finish()
@@ -179,26 +219,131 @@ class AsyncLearner(Topology):
 
 
 def largest_lag(max_lag: int | None, num_actors: int, per_update: int) -> int:
-    """Return max_lag, or by default the least with which no actor ever waits for the end of an update."""
+    """Return max_lag; by default the least with which no actor ever waits for the end of an update."""
     return updates_ahead(per_update, num_actors - 1, per_update) if max_lag is None else max_lag
 
 
 def updates_ahead(num_taken: int, num_acting: int, per_update: int) -> int:
-    """Return how many updates come before that which the next actor to begin will have its rollout in.
+    """Return the number of updates before the one that learns from the rollout of an actor that begins now.
 
-    num_taken rollouts wait for the next update already, and those of num_acting actors are expected before its own.
+    num_taken rollouts are here for the next update, and num_acting rollouts are expected before this actor's own.
     """
     return (num_taken + num_acting) // per_update
 
 
-def _with(report: OwnPaceReport, sent: Sent, num_steps: int) -> OwnPaceReport:
+def _with(report: OwnPaceReport, header: RolloutHeader, num_steps: int) -> OwnPaceReport:
+    """Return an actor's report with one more rollout."""
     return OwnPaceReport(
         report.num_steps + num_steps,
-        report.t_iter + sent.t_iter,
-        report.t_rollout + sent.t_rollout,
-        report.t_comm + sent.t_comm,
-        {"learner": report.waited.get("learner", 0.0) + sent.t_wait},
-        report.num_messages + sent.num_sends,
-        report.num_bytes + sent.num_bytes,
-        sent.num_restarts,
+        report.t_iter + header.t_iter,
+        report.t_rollout + header.t_rollout,
+        report.t_comm + header.t_comm,
+        {"learner": report.waited.get("learner", 0.0) + header.t_wait},
+        report.num_messages + header.num_sends,
+        report.num_bytes + header.num_bytes,
+        header.num_restarts,
     )
+
+
+# -- Rollouts of older parameters.
+
+_ROWS = 32_768  # rows of one forward pass; they bound memory, not results
+
+
+@torch.no_grad()
+def with_ratios(
+    rollout: Rollout,
+    is_old: torch.Tensor,
+    model: ActorCritic,
+    normalizer: ObsNormalizer | None,
+) -> Rollout:
+    """Return the rollout with ratios pi / mu, and log-probabilities and values of pi, where `is_old` `[E]`.
+
+    pi is the policy of `model`, mu the policy that acted. Observations are normalised by the present moments. PPO's own
+    ratios then begin at 1, and these stand in front of them: Hilton et al. 2022, "Batch size-invariance for policy
+    optimization", arXiv:2110.00641, which has a proximal policy beside the behaviour policy. Values of final
+    observations, and of the successor of the last row, stay those of the acting parameters, because these observations
+    do not travel.
+    """
+    steps, num_old = len(rollout.rewards), int(is_old.sum())
+    # Select the old environments, [T, E, ...] -> [T, old, ...], and normalise anew.
+    raw = each(lambda x: x[:, is_old], rollout.raw_obs)
+    obs = raw if normalizer is None else normalizer(raw)
+    mask = None if rollout.action_mask is None else rollout.action_mask[:, is_old]
+    actions = rollout.actions[:, is_old]
+    # Evaluate pi on [T * old] rows, some at a time.
+    rows = zipped(each(lambda x: x.flatten(0, 1).split(_ROWS), obs))
+    with model.unchanged():
+        evaluated = map(model.evaluate_actions, rows, actions.flatten(0, 1).split(_ROWS))
+        params, values = (torch.cat(x).unflatten(0, (steps, num_old)) for x in zip(*evaluated, strict=True))
+        state_values = values
+        if model.values_are_of_actions:
+            state_values = torch.cat(list(map(model.value, rows))).unflatten(0, (steps, num_old))
+    old_logprobs = rollout.logprobs[:, is_old]
+    logprobs = model.distribution(params, mask).log_prob(actions)
+    # Within an episode the next value of row t is the value of row t + 1.
+    next_values = rollout.next_values[:, is_old].clone()
+    continues = ~(rollout.terminated | rollout.truncated)[:-1, is_old]
+    next_values[:-1] = torch.where(continues, state_values[1:], next_values[:-1])
+
+    def put(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        out = old.clone()
+        out[:, is_old] = new.to(old.dtype)
+        return out
+
+    return dataclasses.replace(
+        rollout,
+        obs=each(put, rollout.obs, obs),
+        logprobs=put(rollout.logprobs, logprobs),
+        values=put(rollout.values, values),
+        next_values=put(rollout.next_values, next_values),
+        ratios=put(torch.ones_like(rollout.logprobs), (logprobs - old_logprobs).exp()),
+    )
+
+
+# -- Normalised rewards. Dividing by the deviation of running returns needs each environment's running return, which
+# continues where that environment's last rollout ended; but rollouts of an update come from any actors.
+
+
+class RewardsByActor(RewardNormalizer):
+    """Normalises the rewards of rollouts of `num_envs` environments each, which lie side by side.
+
+    With one rollout of each actor it is the normaliser of all their environments. A second rollout of an actor in the
+    same update comes after its first one, with the moments that the first one left. Steps of a refused rollout are
+    missing in the running returns.
+    """
+
+    def __init__(self, num_envs: int, gamma: float, device: torch.device) -> None:
+        super().__init__(0, gamma, device)
+        self._num_envs = num_envs
+        self._carried: dict[Hashable, torch.Tensor] = {}  # running returns `[num_envs]` by actor
+        self._device = device
+        self._actors: Sequence[Hashable] = ()  # of the next rollouts
+
+    def expect(self, actors: Sequence[Hashable]) -> None:
+        """Name the actors of the next rollouts, in the order in which these lie side by side.
+
+        An actor that began new episodes after a restart is given as another one.
+        """
+        self._actors = actors
+
+    def __call__(
+        self, rewards: torch.Tensor, ended: torch.Tensor, valid: torch.Tensor, gather: Gather
+    ) -> torch.Tensor:
+        scaled, left = torch.empty_like(rewards), list(range(len(self._actors)))
+        # Each pass normalises the first rollout that is left of every actor.
+        while left:
+            places = {self._actors[k]: k for k in reversed(left)}
+            ordered = sorted(places.values())
+            columns = torch.cat([torch.arange(self._num_envs) + k * self._num_envs for k in ordered])
+            columns = columns.to(self._device)
+            actors = [self._actors[k] for k in ordered]
+            # The parent class continues `discounted`, and leaves it where the rollouts end.
+            zeros = torch.zeros(self._num_envs, dtype=torch.float64, device=self._device)
+            self.discounted = torch.cat([self._carried.get(actor, zeros) for actor in actors])
+            scaled[:, columns] = super().__call__(
+                rewards[:, columns], ended[:, columns], valid[:, columns], gather
+            )
+            self._carried.update(zip(actors, self.discounted.split(self._num_envs), strict=True))
+            left = [k for k in left if k not in ordered]
+        return scaled
