@@ -1,4 +1,4 @@
-"""From settings to a model: one of ours, one of a plugin, or a user's own by its import path."""
+"""From settings to a model: one of ours, one of a plugin, or a user's own class by its import path."""
 
 from collections.abc import Iterable
 
@@ -15,31 +15,30 @@ from ddppo.spaces import EnvSpec, leaves
 
 
 def build_model(spec: EnvSpec, config: ModelSettings, seed: int, dtype: torch.dtype) -> ActorCritic:
-    """Return the actor-critic that `config` names, its parameters a function of `seed` alone.
+    """Return the actor-critic that `config` names. Its initial parameters depend on `seed` alone.
 
-    Raises ConfigError for an unknown name, an import path that leads nowhere, or a model that cannot be built.
+    Raises ConfigError for an unknown name, a wrong import path, or a model that cannot be built.
     """
     kind = model_class(config)
     if getattr(kind, "takes_sequences", False) and not kind.takes_text:
         raise ConfigError(
-            f"model.name={config.name}: takes_sequences is no more: derive {kind.__name__} from "
+            f"model.name={config.name}: takes_sequences no longer exists: derive {kind.__name__} from "
             "ddppo.domains.text.policy.TokenActorCritic, and leave it out"
         )
     if spec.is_text != kind.takes_text:
         raise ConfigError(
-            f"model.name={config.name} with a task of text, for which it has no tokens: use model=token_policy"
+            f"model.name={config.name} with a task of text, and it takes no text: use model=token_policy"
             if spec.is_text
-            else f"model.name={config.name} with a task that is no text, the only thing it takes: use model=mlp"
+            else f"model.name={config.name} with a task that is not of text, and it takes nothing else: use model=mlp"
         )
     has_pixels = any(leaf.dtype == "uint8" and len(leaf.shape) == 3 for leaf in leaves(spec.obs))
     if isinstance(config, ImageSettings) and config.pixel_max != ImageSettings().pixel_max and not has_pixels:
         raise ConfigError(
-            f"model.pixel_max={config.pixel_max} has no effect where no image of uint8 is observed: leave it out"
+            f"model.pixel_max={config.pixel_max} has no effect: the task observes no image of uint8; leave it out"
         )
     threads = torch.get_num_threads()
-    torch.set_num_threads(
-        1
-    )  # orthogonal initialisation rounds differently with the number of threads, hence with W
+    # Orthogonal initialisation rounds differently with the number of threads, which depends on W: use one thread.
+    torch.set_num_threads(1)
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derived_seed(seed, "model"))
@@ -74,5 +73,7 @@ def _imported(name: str) -> type[ActorCritic]:
 
 
 def part_of(name: str, parts: Iterable[str]) -> str | None:
-    """Return the smallest of `parts` that a parameter belongs to: "critic" or "critic.0" has "critic.0.weight"."""
+    """Return the most specific of `parts` that a parameter belongs to: of "critic" and "critic.0", "critic.0.weight"
+    belongs to "critic.0".
+    """
     return max((part for part in parts if f"{name}.".startswith(f"{part}.")), key=len, default=None)

@@ -1,4 +1,9 @@
-"""What an image is, and what trunks over images share: scale, order in memory, precision, rows that fit a cache."""
+"""Images: their layout, the base class of trunks over images, and the convolutions of model=cnn.
+
+`Image` describes one array of pixels. `OfImages` does for every trunk of convolutions what makes it fast on a CPU: it
+scales weights instead of pixels, keeps channels last in memory, and takes few rows at once. `Convolutions` is the
+network of Mnih et al. 2015; the residual networks are in resnet.py.
+"""
 
 import abc
 from collections.abc import Iterator
@@ -14,25 +19,24 @@ from ddppo.errors import ConfigError
 from ddppo.models.actor_critic import ACTIVATIONS, Obs, Trunk, linear
 from ddppo.spaces import ArraySpec, EnvSpec
 
-_MOST_COLOURS = 4  # red, green, blue and how opaque
-_ROWS_AT_ONCE = 128  # of convolutions: what 256 write is mapped and unmapped every time, a fifth of all time
+_MOST_COLOURS = 4  # red, green, blue and alpha
+# Images that convolutions take at once: the results of 256 are so large that the allocator maps and unmaps them every
+# time, which takes a fifth of the time.
+_ROWS_AT_ONCE = 128
 
-Weights = list[tuple[torch.Tensor, torch.Tensor]]  # and biases, as they are multiplied with
+Weights = list[tuple[torch.Tensor, torch.Tensor]]  # (weight, bias) of each layer, as they enter the products
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """Channels, height and width of an array; whether its channels come last, and whether it is pixels of uint8.
-
-    key: of the observation, "" where it is all that the task observes.
-    """
+    """The layout of an array that holds an image."""
 
     channels: int
     height: int
     width: int
-    is_hwc: bool
-    is_pixels: bool
-    key: str = ""
+    is_hwc: bool  # channels come last
+    is_pixels: bool  # uint8
+    key: str = ""  # of the array in the observation, "" if the task observes nothing else
 
     def __str__(self) -> str:
         of, place = f"{self.key}: " if self.key else "", "last" if self.is_hwc else "first"
@@ -41,15 +45,15 @@ class Image:
 
 
 def images_in(model: nn.Module) -> str:
-    """Return in words what a model takes for images, "" where it takes none."""
+    """Return the images that a model takes, in words; "" for none."""
     found = (str(module.image) for module in model.modules() if isinstance(module, OfImages))
     return "; ".join(dict.fromkeys(found))
 
 
 def image_of(leaf: ArraySpec, config: ImageSettings, key: str = "") -> Image:
-    """Return what an array of three dimensions is, by model.image_layout or by its shape.
+    """Return the layout of an array of three dimensions, by model.image_layout or by its shape.
 
-    key: of the observation, "" where it is all of it. Raises ConfigError where the shape does not tell.
+    Raises ConfigError if the shape is ambiguous.
     """
     first, middle, last = leaf.shape
     layout = _layout(first, middle, last) if config.image_layout == "auto" else config.image_layout
@@ -65,10 +69,10 @@ def image_of(leaf: ArraySpec, config: ImageSettings, key: str = "") -> Image:
 
 
 def _layout(first: int, middle: int, last: int) -> str | None:
-    """Return chw or hwc, None where a shape does not tell.
+    """Return chw or hwc, or None if the shape is ambiguous.
 
-    Two sizes that are alike and adjacent are height and width. Else channels are a third of height and width at most,
-    or up to 4 where these are more; the two ends alike, as in [4, 84, 4], say nothing.
+    Two adjacent equal sizes are height and width. Else the smaller end is the number of channels if it is at most a
+    third of the other sizes, or at most 4 and they are larger. Equal ends, as in [4, 84, 4], are ambiguous.
     """
     if first == last:
         return None
@@ -81,7 +85,7 @@ def _layout(first: int, middle: int, last: int) -> str | None:
 
 
 def only_image(spec: EnvSpec, config: ImageSettings) -> Image:
-    """Return the one image that a task observes. Raises ConfigError where it is something else."""
+    """Return the one image that a task observes. Raises ConfigError if it observes anything else."""
     obs = spec.obs
     if isinstance(obs, dict):
         observed = f"a dict of {', '.join(obs)}: use model=dict"
@@ -96,11 +100,11 @@ def only_image(spec: EnvSpec, config: ImageSettings) -> Image:
 
 
 class OfImages(Trunk):
-    """Convolutions, then hidden layers, each with `activation` behind it.
+    """Convolutions, then hidden layers, each followed by the activation.
 
-    uint8 counts from 0 to 1, which model.pixel_max is; that scale is in the first layer's weights, for dividing all
-    pixels takes longer than multiplying them. model.precision=bfloat16 rounds pixels, features and weights to 8 bits
-    where they are multiplied; parameters and features handed over keep their type.
+    Pixels of uint8 are scaled to [0, 1] (model.pixel_max becomes 1). The scale is multiplied into the first layer's
+    weights, because scaling all pixels takes longer. model.precision=bfloat16 rounds pixels, features and weights to
+    8 significant bits in products; parameters and the returned features keep their type.
     """
 
     computes_images = True
@@ -109,16 +113,16 @@ class OfImages(Trunk):
         super().__init__()
         self.image = image
         self.scale = 1 / config.pixel_max if image.is_pixels else 1.0
-        is_relu = config.activation == "relu"  # whose gradient needs the result alone, so in place
+        is_relu = config.activation == "relu"  # its gradient follows from its result, so it can work in place
         self.activation = nn.ReLU(inplace=True) if is_relu else ACTIVATIONS[config.activation]()
         self.is_rounded = config.precision == "bfloat16"
-        self.kept: Weights | None = None
+        self.kept: Weights | None = None  # weights() while parameters do not change
         self.layers = nn.ModuleList()  # convolutions in the order of their use, then hidden layers
         self.num_convolutions = 0
         self.num_products = 0
 
     def add_convolution(self, layer: nn.Conv2d, height: int, width: int) -> None:
-        """Take a layer whose results are of that size."""
+        """Append a layer with results of this height and width."""
         self.layers.append(layer)
         self.num_convolutions += 1
         self.num_products += layer.weight.numel() * height * width
@@ -140,7 +144,7 @@ class OfImages(Trunk):
             self.kept = None
 
     def weights(self) -> Weights:
-        """Return what images and features are multiplied with: of the wanted type, and the first times `scale`."""
+        """Return weights and biases in the type of the products, those of the first layer times `scale`."""
         found: Weights = []
         for i, (weight, bias) in enumerate(self._pairs()):
             if i == 0:
@@ -157,7 +161,7 @@ class OfImages(Trunk):
             yield layer.weight, layer.bias
 
     def first_weight(self, weight: torch.Tensor) -> torch.Tensor:
-        """Return the weights of the first convolution for images as `prepared` leaves them."""
+        """Return the first convolution's weights in the layout of `prepared` images."""
         return weight
 
     def forward(self, obs: Obs) -> torch.Tensor:
@@ -171,7 +175,7 @@ class OfImages(Trunk):
         return x.to(next(self.parameters()).dtype)
 
     def plain(self, obs: Obs) -> torch.Tensor:
-        """Return the features of `forward` in the type of the parameters: all rows at once, nothing folded."""
+        """Return the features by portable operations: all rows at once, nothing folded."""
         weights = list(self._pairs())
         x = self.convolved(
             self._first(obs).to(weights[0][0].dtype) * self.scale, weights, is_plain=True
@@ -187,7 +191,7 @@ class OfImages(Trunk):
 
     @abc.abstractmethod
     def convolved(self, x: torch.Tensor, weights: Weights, *, is_plain: bool = False) -> torch.Tensor:
-        """Return what convolutions make of prepared images, or of plain ones by plain weights `[n, ...]`."""
+        """Return the results of the convolutions `[n, ...]` over prepared images; is_plain: over images as they are."""
 
     def _first(self, obs: Obs) -> torch.Tensor:
         """Return images with channels first."""
@@ -202,18 +206,19 @@ def channels_last(images: torch.Tensor) -> torch.Tensor:
 # -- Convolutions over pixels (Mnih et al. 2015, "Human-level control through deep reinforcement learning").
 
 
-_FOLD = 4  # pixels, a word of memory
+_FOLD = 4  # pixels of a byte each, together a word of memory
 
 
 class Convolutions(OfImages):
-    """conv_layers, each [filters, kernel, stride], then hidden layers; orthogonal weights of gain sqrt(2)."""
+    """conv_layers, each [filters, kernel, stride], then hidden layers; orthogonal weights with gain sqrt(2)."""
 
     def __init__(
         self, image: Image, config: ImageSettings, conv_layers: list[list[int]], sizes: list[int]
     ) -> None:
         super().__init__(image, config)
         _, kernel, stride = conv_layers[0]
-        # A kernel of 8 x 8 and stride 4 on 4 channels is one of 2 x 2 and stride 1 on the 64 of images folded by 4.
+        # Folding: an 8 x 8 kernel with stride 4 on 4 channels is a 2 x 2 kernel with stride 1 on 64 channels, if every
+        # 4 x 4 block of pixels becomes 16 channels (pixel_unshuffle). The folded convolution is faster on a CPU.
         is_foldable = stride == _FOLD and not any(
             size % _FOLD for size in (image.height, image.width, kernel)
         )
@@ -252,10 +257,10 @@ class Convolutions(OfImages):
 
 
 def layers_for(image: Image) -> list[list[int]]:
-    """Return convolutions that suit an image of any size but a few pixels: [filters, kernel, stride] each.
+    """Return convolutions [filters, kernel, stride] that suit the size of an image.
 
-    From 36 pixels on those of Mnih et al. 2015; up to 12 those that Minigrid's documentation gives for its 7 x 7
-    (minigrid.farama.org, "Training Minigrid Environments"); between, strides of 2 that leave 1 x 1 to 7 x 7.
+    From 36 pixels on, those of Mnih et al. 2015. Up to 12 pixels, those that Minigrid's documentation gives for 7 x 7
+    (minigrid.farama.org, "Training Minigrid Environments"). Between, strides of 2 that leave 1 x 1 to 7 x 7.
     """
     size = min(image.height, image.width)
     if size >= 36:
@@ -266,11 +271,11 @@ def layers_for(image: Image) -> list[list[int]]:
 
 
 def _unshuffled(pixels: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return F.pixel_unshuffle(pixels, 4) as `dtype`, channels last in memory; four pixels are moved as one word."""
+    """Return F.pixel_unshuffle(pixels, 4) as `dtype`, channels last in memory; moves four pixels as one word."""
     n, channels, height, width = pixels.shape
     words = pixels.contiguous().view(torch.int32).view(n, channels, height // _FOLD, _FOLD, width // _FOLD)
     moved = words.permute(0, 2, 4, 1, 3)
-    moved = moved.clone(memory_format=torch.contiguous_format).view(torch.uint8)  # also of no image at all
-    # Converted while the order of memory is that of the dimensions: 6 times as fast.
+    moved = moved.clone(memory_format=torch.contiguous_format).view(torch.uint8)  # clone: works for n = 0 too
+    # Convert while memory order and dimension order agree: 6 times as fast.
     folded = (n, height // _FOLD, width // _FOLD, channels * _FOLD**2)
     return moved.to(dtype).view(folded).permute(0, 3, 1, 2)

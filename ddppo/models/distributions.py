@@ -1,7 +1,8 @@
-"""Action distributions as functions of a model's output and of given noise.
+"""Action distributions, as functions of a model's output and of given noise.
 
-Sampling takes its noise as an argument, so the action of an environment depends on that environment's random
-stream alone, not on the batch it is computed in. Shapes: `...` is any batch shape, P = num_action_params.
+Sampling takes its noise as an argument. So the action of an environment depends on that environment's random stream
+alone, not on the batch in which it is computed, and results do not depend on the number of ranks. Shapes: `...` is any
+batch shape, P = num_action_params. The last section turns the output of a policy's last layer into P numbers.
 """
 
 import math
@@ -18,16 +19,16 @@ from ddppo.config.model_settings import LOG_STD_RANGE, LayerSettings, ModelSetti
 from ddppo.errors import ConfigError
 from ddppo.spaces import ActionSpec
 
-_NUM_NODES = 32  # of the rule that integrates over a normal distribution
+_NUM_NODES = 32  # of the Gauss-Hermite quadrature, for the entropy of TanhGaussian
 
 
 class ActionDistribution(Protocol):
     """pi(. | obs) for a batch of observations."""
 
     def sample(self, noise: torch.Tensor) -> torch.Tensor:
-        """Return actions `[..., *action.shape]` from noise `[..., num_noise]` (see `num_noise` for its law).
+        """Return actions `[..., *action.shape]` from noise `[..., num_noise]` (see `num_noise` for its distribution).
 
-        Noise and actions are on the CPU, where environments are; NumPy draws choices in half of torch's time.
+        Noise and actions are on the CPU, where environments are.
         """
         ...
 
@@ -36,32 +37,34 @@ class ActionDistribution(Protocol):
         ...
 
     def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
-        """Return log pi(actions | obs) `[...]` in nats, components summed."""
+        """Return log pi(actions | obs) `[...]` in nats, summed over components."""
         ...
 
     def entropy(self) -> torch.Tensor:
-        """Return the entropy `[...]` in nats, components summed."""
+        """Return the entropy `[...]` in nats, summed over components."""
         ...
 
 
 def num_action_params(action: ActionSpec) -> int:
-    """Return P: logits of every choice or bit, or mean and log standard deviation of every dimension."""
+    """Return P: a logit for every choice or bit, or mean and log standard deviation of every dimension of a box."""
     if action.kind == "box":
         return 2 * action.sizes[0]
     return action.sizes[0] if action.kind == "multi_binary" else sum(action.sizes)
 
 
 def num_noise(action: ActionSpec) -> int:
-    """Return how many random numbers one action takes: uniform on [0, 1), standard normal for kind box."""
+    """Return the random numbers that sampling one action takes: standard normal for a box, else uniform on [0, 1)."""
     return action.sizes[0] if action.kind in ("box", "multi_binary") else len(action.sizes)
 
 
 def action_distribution(
     action: ActionSpec, params: torch.Tensor, mask: torch.Tensor | None = None, *, is_squashed: bool = False
 ) -> ActionDistribution:
-    """Return the distribution that `params` `[..., P]` describe; `mask` `[..., sum(sizes)]` bool allows choices.
+    """Return the distribution with parameters `params` `[..., P]`.
 
-    is_squashed: those of a box are of N before tanh brings it within the bounds.
+    Args:
+        mask: `[..., sum(sizes)]` bool, True = allowed choice.
+        is_squashed: actions of a box are tanh of a Gaussian, scaled to the bounds.
     """
     if action.kind in ("discrete", "text"):
         return Categorical(params, mask)
@@ -75,7 +78,7 @@ def action_distribution(
 
 
 class Categorical:
-    """Softmax over n choices; forbidden ones have probability 0 and no gradient."""
+    """Softmax over n choices; forbidden choices have probability 0 and no gradient."""
 
     def __init__(self, logits: torch.Tensor, mask: torch.Tensor | None = None) -> None:
         if mask is not None:
@@ -87,11 +90,12 @@ class Categorical:
         return F.log_softmax(self.logits, dim=-1)
 
     def sample(self, noise: torch.Tensor) -> torch.Tensor:
-        """Inverse of the cumulative distribution at noise `[..., 1]`."""
+        """Return the inverse of the cumulative distribution at noise `[..., 1]`. NumPy takes half of torch's time."""
         logits, uniform = self.logits.numpy(force=True), noise.numpy()
         cumulative = np.exp(logits - np.maximum.reduce(logits, axis=-1, keepdims=True))
         np.add.accumulate(cumulative, axis=-1, out=cumulative)
-        # Scaled by the last entry, and kept below it: neither rounding nor noise near 1 draws a forbidden choice.
+        # The choice is the number of cumulative weights that are <= noise * total. The threshold stays below the total,
+        # so that neither rounding nor noise near 1 draws a forbidden choice at the end.
         below_one = 1.0 - np.finfo(uniform.dtype).eps
         threshold = np.minimum(uniform, below_one) * cumulative[..., -1:]
         return torch.from_numpy(np.asarray(np.add.reduce(cumulative <= threshold, axis=-1, dtype=np.int64)))
@@ -107,7 +111,7 @@ class Categorical:
 
 
 class MultiCategorical:
-    """Independent categoricals, one per component."""
+    """Independent categorical distributions, one per component."""
 
     def __init__(
         self, logits: torch.Tensor, sizes: tuple[int, ...], mask: torch.Tensor | None = None
@@ -173,10 +177,10 @@ class Gaussian:
 
 
 class TanhGaussian:
-    """Independent m + h tanh(u), u ~ N(mean, exp(log_std)^2), of a box with middle m and half width h.
+    """Independent m + h tanh(u), u ~ N(mean, exp(log_std)^2), for a box with middle m and half width h.
 
     log pi(a) = log N(u) - log(h (1 - tanh(u)^2)), u = atanh((a - m) / h): Haarnoja et al. 2018, arXiv:1801.01290,
-    appendix C. Where rounding would put an action on a bound, whose u is infinite, it is kept a last bit inside.
+    appendix C. On a bound, u would be infinite: actions are kept one last bit inside.
     """
 
     def __init__(self, mean: torch.Tensor, log_std: torch.Tensor, action: ActionSpec) -> None:
@@ -189,7 +193,7 @@ class TanhGaussian:
         return self._squashed(self.normal.sample(noise))
 
     def mode(self) -> torch.Tensor:
-        """Return m + h tanh(mean), the median; where the density is highest has no closed form."""
+        """Return m + h tanh(mean), the median: the mode has no closed form."""
         return self._squashed(self.normal.mean)
 
     def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
@@ -199,7 +203,7 @@ class TanhGaussian:
         return self.normal.log_prob((above - below) / 2) - (above + below + half.log()).sum(dim=-1)
 
     def entropy(self) -> torch.Tensor:
-        """Return H(N) + E log(h (1 - tanh(u)^2)), the expectation by Gauss and Hermite's rule: no noise is drawn."""
+        """Return H(N) + E log(h (1 - tanh(u)^2)), the expectation by Gauss-Hermite quadrature: no noise is drawn."""
         nodes, weights = _gauss_hermite()
         mean, std = self.normal.mean.unsqueeze(-1), self.normal.log_std.exp().unsqueeze(-1)
         u = mean + std * _numbers(nodes, mean)
@@ -212,8 +216,10 @@ class TanhGaussian:
 
 
 def _numbers(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
-    """Return `values` `[n]` as a tensor like another; while operations are traced, which loses constants, by these."""
-    if type(like) is not torch.Tensor:
+    """Return `values` `[n]` as a tensor of the type and device of `like`."""
+    if (
+        type(like) is not torch.Tensor
+    ):  # traced for compilation or export: new_tensor's constants would be lost
         return torch.stack([like.new_full((), x) for x in values])
     return like.new_tensor(values)
 
@@ -225,18 +231,20 @@ def _inside(x: torch.Tensor) -> torch.Tensor:
 
 @cache
 def _gauss_hermite() -> tuple[list[float], list[float]]:
-    """Return nodes and weights with which a sum over f(nodes) is E f(z), z ~ N(0, 1)."""
+    """Return nodes and weights: E f(z), z ~ N(0, 1), is the weighted sum of f(nodes)."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(_NUM_NODES)
     return nodes.tolist(), (weights / math.sqrt(2 * math.pi)).tolist()
 
 
-# -- From a policy's last hidden layer to action parameters. Where actions are a box: where the log standard deviation
-# comes from, and whether actions are squashed into the bounds.
+# -- From the output of a policy's last layer to action parameters.
+#
+# For a box, model.log_std decides whether the log standard deviation is a parameter or an output of the layer, and
+# model.squash whether tanh maps actions into the bounds.
 
 
 def check_heads(action: ActionSpec, config: ModelSettings, *, brings_own_policy: bool = False) -> None:
-    """Raise ConfigError where model.squash or model.log_std make no sense for these actions, or for this model."""
-    if not isinstance(config, LayerSettings):  # has no such keys
+    """Raise ConfigError if model.squash or model.log_std has no effect on these actions or this model."""
+    if not isinstance(config, LayerSettings):  # other settings have no such keys
         return
     asked = {"squash": (config.squash, "none"), "log_std": (config.log_std, "parameter")}
     for name, (value, default) in asked.items():
@@ -254,22 +262,23 @@ def check_heads(action: ActionSpec, config: ModelSettings, *, brings_own_policy:
         )
     if not action.low:
         raise ConfigError(
-            f"model.squash={config.squash} needs actions with a finite low < high in every dimension, which this "
-            "task's Box has not: leave it out, or give the task bounds by gymnasium.wrappers.RescaleAction or a Box of "
-            "its own"
+            f"model.squash={config.squash} needs actions with a finite low < high in every dimension, and this "
+            "task's Box lacks them: leave it out, or give the task bounds by gymnasium.wrappers.RescaleAction or a Box "
+            "of its own"
         )
 
 
 def policy_outputs(action: ActionSpec, config: LayerSettings) -> int:
-    """Return how many numbers the policy's last layer gives: all P, or the means alone."""
+    """Return the number of outputs of the policy's last layer: all P, or only the means."""
     num_params = num_action_params(action)
     return num_params // 2 if action.kind == "box" and config.log_std == "parameter" else num_params
 
 
 def begin_log_std_(policy_head: nn.Linear, action: ActionSpec, config: LayerSettings) -> nn.Parameter | None:
-    """Begin with model.log_std_init: return the parameter `[d]` that holds it, or set the biases of the head.
+    """Initialise the log standard deviation with model.log_std_init.
 
-    None where actions are no box, or the head gives it.
+    Returns the parameter `[d]` that holds it. If the policy's head outputs it, sets the head's biases and returns None;
+    likewise None if actions are no box.
     """
     if action.kind != "box":
         return None
@@ -280,9 +289,9 @@ def begin_log_std_(policy_head: nn.Linear, action: ActionSpec, config: LayerSett
 
 
 def policy_params(out: torch.Tensor, log_std: nn.Parameter | None, *, is_box: bool) -> torch.Tensor:
-    """Return action parameters `[..., P]` of what the policy's last layer gave.
+    """Return action parameters `[..., P]` from the output of the policy's last layer.
 
-    A log standard deviation that depends on the observation is cut to LOG_STD_RANGE (Haarnoja et al. 2018,
+    A log standard deviation that depends on the observation is clamped to LOG_STD_RANGE (Haarnoja et al. 2018,
     arXiv:1801.01290, and their code).
     """
     if not is_box:

@@ -1,4 +1,8 @@
-"""Actor-critics of a trunk and two heads."""
+"""Actor-critics of a trunk and two heads: model=cnn, resnet and dict.
+
+`OnTrunk` at the end is the model. `make_trunk` chooses its trunk; `Several` is the trunk for observations of several
+arrays (model=dict).
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,18 +20,18 @@ from ddppo.models.distributions import begin_log_std_, policy_outputs, policy_pa
 from ddppo.models.resnet import Deep, Residual
 from ddppo.spaces import ArraySpec, EnvSpec, each, leaves
 
-# -- Several arrays at once: an encoder of each, their features side by side, and hidden layers over them.
+# -- model=dict: an encoder for each array, their features side by side, and hidden layers over them.
 
 
 _DEPTHS = {"resnet18": 18, "resnet50": 50}
-_LEAST_IMAGE = 4  # pixels of height and width from which an array of three dimensions is taken for an image
+_LEAST_IMAGE = 4  # an array of three dimensions is an image if its height and width have so many pixels
 
 
 class Several(Trunk):
-    """An encoder per array: convolutions for images, one that suits their size, layers for all else.
+    """A trunk of several encoders: convolutions that suit the size of an image, linear layers for any other array.
 
-    What is Discrete comes one-hot, so that the first of these layers holds a vector for each index, an embedding.
-    model.encoders names other encoders by key.
+    A Discrete observation is one-hot, so the first linear layer is an embedding of its values. model.encoders chooses
+    other encoders by key.
     """
 
     def __init__(self, spec: EnvSpec, config: DictSettings) -> None:
@@ -74,13 +78,13 @@ class Several(Trunk):
 
 
 def _kind(leaf: ArraySpec, config: DictSettings) -> str:
-    """Return which encoder suits an array by its shape."""
+    """Return the kind of encoder that suits the shape of an array."""
     is_image = len(leaf.shape) == 3 and sorted(leaf.shape)[1] >= _LEAST_IMAGE
     return config.image_encoder if is_image else "mlp"
 
 
 def _encoder(kind: str, key: str, spec: EnvSpec, config: DictSettings) -> Trunk:
-    """Return the encoder of the array `key`. Raises ConfigError where that is no image and ought to be."""
+    """Make the encoder of the array `key`. Raises ConfigError if the encoder needs an image and the array is none."""
     leaf = spec.obs[key] if isinstance(spec.obs, dict) else spec.obs
     if kind == "mlp":
         return Flat(replace(spec, obs=leaf), config, list(config.vector_sizes))
@@ -96,7 +100,7 @@ def _encoder(kind: str, key: str, spec: EnvSpec, config: DictSettings) -> Trunk:
     return Convolutions(image, config, list(config.conv_layers) or layers_for(image), sizes)
 
 
-# -- From settings to a trunk, by the name of the model.
+# -- From settings to a trunk.
 
 
 def _flat(spec: EnvSpec, config: LayerSettings) -> Trunk:
@@ -117,15 +121,14 @@ TRUNKS: dict[str, Callable[[EnvSpec, Any], Trunk]] = {
 
 
 def make_trunk(spec: EnvSpec, config: LayerSettings) -> Trunk:
-    """Return the trunk of the model that `config` names, one of TRUNKS. Raises ConfigError where it does not fit."""
+    """Make the trunk for config.name, one of TRUNKS. Raises ConfigError if it does not fit the observations."""
     return TRUNKS[config.name](spec, config)
 
 
 class OnTrunk(ActorCritic):
-    """A trunk for policy and value together, or one for each, and a linear head for either.
+    """A trunk that policy and value share, or one for each (model.shared_trunk), and two linear heads.
 
-    Heads begin as MLP's do. The logarithm of the standard deviation of Gaussian actions does not depend on the
-    observation.
+    Heads are initialised as those of MLP.
     """
 
     def __init__(self, spec: EnvSpec, config: LayerSettings) -> None:
@@ -135,7 +138,8 @@ class OnTrunk(ActorCritic):
         self.policy_trunk = self.value_trunk = make_trunk(spec, config)
         if not config.shared_trunk:
             self.value_trunk = make_trunk(spec, config)
-        # Convolutions take the time, and are compiled already: .5 to 1.2 times as fast (experiments/pixels).
+        # Most time goes to convolutions, which are compiled code already: compiling the rest made the learner 0.5 to
+        # 1.2 times as fast (experiments/pixels).
         self.compiles_by_itself = not self.policy_trunk.computes_images
         width = self.policy_trunk.num_features
         self.policy_head = linear(width, policy_outputs(spec.action, config), gain=0.01)
@@ -169,7 +173,7 @@ class OnTrunk(ActorCritic):
         return shared if self.value_trunk is self.policy_trunk else shared + self.value_trunk.num_products
 
     def _features(self, trunk: Callable[[Obs], torch.Tensor], obs: Obs) -> torch.Tensor:
-        """Return trunk(obs), whose rows are behind any number of dimensions."""
+        """Return trunk(obs) for any number of batch dimensions: the trunk takes one."""
         leaf, x = leaves(self.spec.obs)[0], leaves(obs)[0]
         batch = x.shape[: x.dim() - len(leaf.shape)]
         if len(batch) == 1:

@@ -1,4 +1,8 @@
-"""What a model with memory is: a step for acting, and many of them for learning."""
+"""Models with memory: one step for acting, many steps in a row for learning.
+
+`Recurrent` is the interface, also for a user's own model (docs/guide/memory.md). `RecurrentActorCritic` at the end is
+model.memory=lstm|gru: a trunk, a recurrent `Core` and two heads. Between stand the cores, and their recurrences in C++.
+"""
 
 import abc
 import ctypes
@@ -21,10 +25,10 @@ from ddppo.spaces import EnvSpec, each, leaves
 
 
 class Recurrent(ActorCritic):
-    """An actor-critic that remembers state_size numbers of each environment, all 0 where an episode starts.
+    """An actor-critic that remembers state_size numbers of each environment, all 0 at the start of an episode.
 
-    A subclass sets `state_size` before its first call and defines `step` and `unroll`, of which the second is the first
-    for row after row. What is said of a single observation is a step from zeros, as at the start of an episode.
+    A subclass sets `state_size` in __init__ and defines `step` and `unroll`; unroll equals step, row after row.
+    forward, action_params and value are a step from a state of 0, as at the start of an episode.
     """
 
     stays_eager = "a loop over the steps of a rollout is not compiled"
@@ -49,20 +53,23 @@ class Recurrent(ActorCritic):
         return self(obs)[1]
 
 
-# -- The recurrences of LSTM and GRU in C++ (native/src/recurrence.cpp), with gradients by hand: on one CPU thread.
+# -- The recurrences of LSTM and GRU in C++ (native/src/recurrence.cpp) with hand-written gradients, on one CPU thread.
 #
-# T rows, m environments, H units. keeps `[T, m]`: what the state before each row is times, 0 where an episode starts.
-# Every row of an environment is computed by itself: it does not depend on which, and how many, are computed beside it.
-# Oracle: the loops of torch in cores.py.
+# T rows, m environments, H units. keeps `[T, m]`: factor of the state before each row, 0 at the start of an episode.
+# The result of an environment does not depend on the environments beside it. Tests compare with the loops in torch
+# (`LSTM.recur`, `GRU.recur`).
 
 
-_LANES = 16  # numbers in the longest vector of a processor; H is filled up with zeros, which stay zeros
+_LANES = 16  # numbers in the longest SIMD vector; H is padded to a multiple with zeros, which stay zeros
 
 
 def lstm(
     inputs: torch.Tensor, h: torch.Tensor, c: torch.Tensor, weight: torch.Tensor, keeps: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return outputs `[T, m, H]`, and c `[m, H]` after the last row, from W_x x + b `[T, m, 4H]` and W_h `[4H, H]`."""
+    """Return outputs `[T, m, H]` and c `[m, H]` after the last row.
+
+    inputs: W_x x + b, `[T, m, 4H]`; h, c: `[m, H]`; weight: W_h, `[4H, H]`.
+    """
     units = h.shape[-1]
     if lacking := -units % _LANES:
         inputs, weight = _filled(inputs, 4, lacking), _filled(F.pad(weight, (0, lacking)).t(), 4, lacking).t()
@@ -74,7 +81,10 @@ def lstm(
 def gru(
     inputs: torch.Tensor, h: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, keeps: torch.Tensor
 ) -> torch.Tensor:
-    """Return outputs `[T, m, H]` from W_x x + b `[T, m, 3H]`, W_h `[3H, H]` and what W_h h is added to `[3H]`."""
+    """Return outputs `[T, m, H]`.
+
+    inputs: W_x x + b, `[T, m, 3H]`; h: `[m, H]`; weight: W_h, `[3H, H]`; bias: added to W_h h, `[3H]`.
+    """
     units = h.shape[-1]
     if lacking := -units % _LANES:
         inputs, weight = _filled(inputs, 3, lacking), _filled(F.pad(weight, (0, lacking)).t(), 3, lacking).t()
@@ -143,7 +153,7 @@ class _GRU(Function):
 
 
 def _run(name: str, sizes: tuple[int, ...], *arrays: torch.Tensor) -> None:
-    """Call the function of that name for the type of `arrays`, which are contiguous and in the order of its struct."""
+    """Call the C++ function `name` for the type of `arrays`: contiguous, in the order of the fields of its struct."""
     kind = {torch.float32: "float", torch.float64: "double"}[arrays[0].dtype]
     assert all(x.is_contiguous() for x in arrays)
     of = (ctypes.c_void_p * len(arrays))(*(x.data_ptr() for x in arrays))
@@ -151,30 +161,30 @@ def _run(name: str, sizes: tuple[int, ...], *arrays: torch.Tensor) -> None:
 
 
 def _filled(x: torch.Tensor, num_parts: int, lacking: int) -> torch.Tensor:
-    """Return x `[..., num_parts * H]` with so many zeros behind each part."""
+    """Return x `[..., num_parts * H]` with `lacking` zeros behind each of its parts."""
     return F.pad(x.unflatten(-1, (num_parts, -1)), (0, lacking)).flatten(-2)
 
 
-# -- Recurrent layers over time, started anew wherever an episode starts.
+# -- Recurrent layers over time. The state is reset to 0 at the start of every episode.
 #
-# Only the recurrence goes row by row: the part of a layer that depends on its input alone is one product over all rows.
-# On one CPU thread a learner computes the rows in C++ (lstm and gru above), where `learns_in_cpp` says so; the loops of
-# torch here are for acting, for GPUs and for tracing.
+# Only the recurrence goes row by row: W_x x + b is one product over all rows. If `learns_in_cpp` is set, on one CPU
+# thread, the learner's rows are computed in C++ (lstm and gru above). The loops in torch here serve acting, GPUs and
+# tracing.
 
 
-Keeps = Sequence[torch.Tensor | None]  # of each row `[m, 1]`, what the state before it is times; None: 1
+Keeps = Sequence[torch.Tensor | None]  # for each row, the factor `[m, 1]` of the state before it; None = 1
 
 
 class Core(nn.Module, abc.ABC):
-    """Layers of `units` H each, from features `[T, m, F]` to `[T, m, H]`.
+    """Recurrent layers of H units each, from features `[T, m, F]` to `[T, m, H]`.
 
-    The state of an environment is `parts` vectors of H numbers for each layer, one behind the other:
-    S = num_layers * parts * H. Weights begin orthogonal with gain 1 and biases at 0, as in CleanRL's ppo_atari_lstm
+    The state of an environment holds `parts` vectors of H numbers for each layer: S = num_layers * parts * H. Weights
+    are initialised orthogonal with gain 1 and biases with 0, as in CleanRL's ppo_atari_lstm
     (https://docs.cleanrl.dev/rl-algorithms/ppo/#ppo_atari_lstmpy).
     """
 
-    gates: int
-    parts: int
+    gates: int  # 4 for LSTM, 3 for GRU
+    parts: int  # vectors of a layer's state: 2 for LSTM (h, c), 1 for GRU (h)
     learns_in_cpp = False
 
     def __init__(self, inputs: int, units: int, num_layers: int) -> None:
@@ -188,25 +198,27 @@ class Core(nn.Module, abc.ABC):
 
     @property
     def state_size(self) -> int:
-        """S, numbers remembered of one environment."""
+        """S, numbers that the core remembers of one environment."""
         return self.num_layers * self.parts * self.units
 
     @property
     def num_products(self) -> int:
-        """Products of weights that one step takes."""
+        """Multiplications with a weight that one step takes."""
         return sum(weight.numel() for weight in (*self.weights_x, *self.weights_h))
 
     def forward(
         self, x: torch.Tensor, state: torch.Tensor, starts: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what the last layer says `[T, m, H]`, and the state `[m, S]` after the last row.
+        """Return the outputs of the last layer `[T, m, H]`, and the state `[m, S]` after the last row.
 
-        x `[T, m, F]`; state `[m, S]` before row 0; starts `[T, m]` bool: rows before which the state is 0; None: none.
+        x: `[T, m, F]`; state: `[m, S]` before row 0; starts: `[T, m]` bool, True if the state before the row is 0, None
+        for never.
         """
         is_in_cpp = self.learns_in_cpp and len(x) > 1
         kept = x.new_ones(x.shape[:2]) if starts is None else (~starts).to(x.dtype)
         keeps: Keeps = [None] * len(x)
         if starts is not None and not is_in_cpp:
+            # Most rows start no episode: they need no product.
             rows = kept.unsqueeze(-1).unbind()
             keeps = [row if some else None for row, some in zip(rows, starts.any(1).tolist(), strict=True)]
         after: list[torch.Tensor] = []
@@ -226,16 +238,16 @@ class Core(nn.Module, abc.ABC):
     def recur(
         self, inputs: torch.Tensor, state: tuple[torch.Tensor, ...], keeps: Keeps, layer: int
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Return the outputs `[T, m, H]` of a layer, and its parts of the state `[m, H]` after the last row.
+        """Return the outputs `[T, m, H]` of a layer, and the parts of its state `[m, H]` after the last row.
 
-        inputs `[T, m, gates * H]`: W_x x + b; keeps: of each row, what the state before it is times, `[m, 1]`.
+        inputs: W_x x + b, `[T, m, gates * H]`; keeps: for each row, the factor of the state before it.
         """
 
     @abc.abstractmethod
     def recur_in_cpp(
         self, inputs: torch.Tensor, state: tuple[torch.Tensor, ...], kept: torch.Tensor, layer: int
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Return what `recur` does up to rounding; kept `[T, m]`: what the state before each row is times."""
+        """Return the results of `recur`, up to rounding. kept: factor of the state before each row, `[T, m]`."""
 
 
 class LSTM(Core):
@@ -302,7 +314,7 @@ class GRU(Core):
         return outputs, [outputs[-1]]
 
     def _bias(self, layer: int) -> torch.Tensor:
-        """Return what W_h h is added to, `[3H]`: 0 but for n."""
+        """Return the bias `[3H]` that is added to W_h h: only the n gate has one."""
         bias = self.biases_hn[layer]
         return torch.cat([bias.new_zeros(2 * self.units), bias])
 
@@ -314,14 +326,11 @@ def _orthogonal(rows: int, columns: int) -> torch.Tensor:
     return nn.init.orthogonal_(torch.empty(rows, columns))
 
 
-# -- model.memory: a recurrent core on a trunk, and two heads on the core.
+# -- model.memory=lstm|gru: a recurrent core on a trunk, and two heads on the core.
 
 
 class RecurrentActorCritic(Recurrent):
-    """A trunk, a recurrent core and heads for policy and value, which share all below them.
-
-    Initialised as MLP is, and the core as `Core` says.
-    """
+    """A trunk, a recurrent core, and heads for policy and value on the core. Initialised as MLP and `Core` are."""
 
     stays_eager = "only the recurrence of a model with memory is compiled"
 
@@ -346,7 +355,7 @@ class RecurrentActorCritic(Recurrent):
     def unroll(
         self, obs: Obs, state: torch.Tensor, starts: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        # [T, m, ...] -> [T * m, ...] -> [T, m, F]: the trunk knows no time
+        # [T, m, ...] -> [T * m, ...] -> [T, m, F]: the trunk has one batch dimension
         features = self.trunk(each(lambda x: x.flatten(0, 1), obs)).unflatten(0, starts.shape)
         hidden, _ = self.core(features, state, starts)
         return self._heads(hidden)

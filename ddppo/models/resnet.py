@@ -1,4 +1,7 @@
-"""The residual network of IMPALA over pixels (Espeholt et al. 2018, arXiv:1802.01561, figure 3, the large one)."""
+"""Residual networks over images: the large network of IMPALA, and the visual encoder of DD-PPO.
+
+IMPALA: Espeholt et al. 2018, arXiv:1802.01561, figure 3. DD-PPO: Wijmans et al. 2020, arXiv:1911.00357, section 5.
+"""
 
 from collections.abc import Callable
 
@@ -11,23 +14,23 @@ from ddppo.errors import ConfigError
 from ddppo.models.actor_critic import Obs, Trunk, linear
 from ddppo.models.cnn import Image, OfImages, Weights
 
-_UNITS = 2  # residual ones of a block
+_UNITS = 2  # residual units of a block
 
 
 class Residual(OfImages):
-    """Blocks of a convolution, a maximum over 3 x 3 by stride 2, and two residual units; then hidden layers.
+    """The network of IMPALA: blocks of a convolution, a 3 x 3 max-pooling with stride 2 and two residual units.
 
-    A unit is x + conv(f(conv(f(x)))), f the activation (theirs is relu), all
-    convolutions 3 x 3. model.resnet_channels are the filters of each
-    block, which halves height and width, rounded up. Convolutions begin as torch's do, uniform by their inputs, as in
-    CleanRL's ppo_procgen; hidden layers orthogonal.
+    A residual unit is x + conv(f(conv(f(x)))), f the activation (relu in the paper). All convolutions are 3 x 3. A
+    block halves height and width, rounded up; model.resnet_channels are the filters of each block. Hidden layers
+    follow. Convolutions have torch's default initialisation, as in CleanRL's ppo_procgen; hidden layers are orthogonal.
     """
 
     def __init__(self, image: Image, config: ResnetSettings | DictSettings, sizes: list[int]) -> None:
         super().__init__(image, config)
         channels, height, width = image.channels, image.height, image.width
         self.num_blocks = len(config.resnet_channels)
-        self.beside: Callable[[torch.Tensor], torch.Tensor]  # the activation, leaving what it is given
+        # The activation out of place: the shortcut of a unit still needs x.
+        self.beside: Callable[[torch.Tensor], torch.Tensor]
         self.beside = F.relu if config.activation == "relu" else self.activation
         for filters in config.resnet_channels:
             self.add_convolution(nn.Conv2d(channels, filters, 3, padding=1), height, width)
@@ -47,22 +50,22 @@ class Residual(OfImages):
         return self.activation(x)
 
 
-# -- The visual encoder of DD-PPO (Wijmans et al. 2020, arXiv:1911.00357, section 5, and their habitat-baselines).
+# -- The visual encoder of DD-PPO (section 5 of the paper, and their code in habitat-baselines).
 #
-# A residual network (He et al. 2016, arXiv:1512.03385) of half the filters, with group normalisation (Wu & He 2018,
-# arXiv:1803.08494): statistics of a batch would depend on how it is dealt to ranks. So would their running moments of
-# pixels, which are left out here.
+# A residual network (He et al. 2016, arXiv:1512.03385) with half the filters and group normalisation (Wu & He 2018,
+# arXiv:1803.08494). Batch statistics would depend on how the batch is split over ranks. So would the running moments of
+# pixels in their code, which are left out here.
 
 
 _FILTERS = 32  # of the first layers: half of He's
 _GROUPS = 16
-_COMPRESSED = 2048  # numbers in front of the hidden layers, about
-_LEAST = 32  # pixels of height and width
-_STAGES = {18: (2, 2, 2, 2), 50: (3, 4, 6, 3)}  # of each stage; of 50 with bottlenecks
+_COMPRESSED = 2048  # numbers before the hidden layers, approximately
+_LEAST = 32  # smallest height and width in pixels
+_STAGES = {18: (2, 2, 2, 2), 50: (3, 4, 6, 3)}  # depth -> units of each stage; those of 50 have bottlenecks
 
 
 class Deep(Trunk):
-    """Pixels halved by averaging, 18 or 50 layers, a convolution to some 2048 numbers, hidden layers."""
+    """The encoder of DD-PPO: 2 x 2 average pooling, 18 or 50 layers, a convolution to 2048 numbers, hidden layers."""
 
     computes_images = True
 
@@ -76,6 +79,7 @@ class Deep(Trunk):
         self.image = image
         self.scale = 1 / config.pixel_max if image.is_pixels else 1.0
         self.is_rounded = config.precision == "bfloat16"
+        # `size` is the height and width of the features, layer by layer: it decides the size of the hidden layers.
         size = (image.height // 2, image.width // 2)
         is_bottleneck = depth == 50
         stem = _Normalised(image.channels, _FILTERS, 7, 2, size)
@@ -120,7 +124,7 @@ class Deep(Trunk):
 
 
 class _Normalised(nn.Module):
-    """A convolution and group normalisation; `size` is that of its results."""
+    """A convolution followed by group normalisation; `self.size` is the height and width of its results."""
 
     def __init__(
         self,
@@ -144,7 +148,7 @@ class _Normalised(nn.Module):
 
 
 class _Unit(nn.Module):
-    """relu(shortcut(x) + layers(x)): two layers of 3 x 3, or 1 x 1, 3 x 3 and 1 x 1 to 4 times the filters."""
+    """relu(shortcut(x) + layers(x)): two 3 x 3 layers, or a bottleneck of 1 x 1, 3 x 3 and 1 x 1 layers."""
 
     def __init__(
         self, channels: int, filters: int, stride: int, size: tuple[int, int], *, is_bottleneck: bool

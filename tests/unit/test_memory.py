@@ -119,8 +119,8 @@ def test_memory_stands_on_any_trunk_and_learns_from_what_it_saw(memory, spec, mo
 
 MISTAKES = {
     "Forgetful": "unroll returned action parameters that differ from those of Forgetful.step, row after row",
-    "InPlace": "changes the state it is given: return another",
-    "Two": "step must return three: action parameters, values and the state that follows",
+    "InPlace": "changes the state that it gets: return a new one",
+    "Two": "step must return three: action parameters, values and the next state",
     "Narrow": "step returned a state of shape [8, 1] for obs [8, 4], but they must be [8, 5]",
     "Flat": "unroll returned action parameters of shape [32, 2] for obs [8, 4], but they must be [4, 8, 2]",
 }

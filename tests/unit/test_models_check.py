@@ -193,9 +193,9 @@ MISTAKES = {
     TwoTypes: "types or devices (int64 on cpu: table; float32 on cpu: layer.weight, layer.bias): keep what does",
     Lazy: "__init__ leaves head.weight, head.bias without a shape",
     OtherType: "value returned values of torch.bfloat16 on cpu, but they must be torch.float32 on cpu",
-    Disagreeing: "forward returned values that differ from those of Disagreeing.value by 1: what is acted on must be",
+    Disagreeing: "forward returned values that differ from those of Disagreeing.value by 1: acting and learning must",
     Detached: "forward returned values without a gradient",
-    InPlace: "action_params changes the observations it is given",
+    InPlace: "action_params changes the observations that it gets",
     Huge: "Huge has 4,000,002,000,015 parameters and buffers, which need",
 }
 
@@ -277,7 +277,7 @@ def test_what_makes_results_depend_on_w_is_a_warning_with_its_name(kind, said):
 
 
 def test_batch_norm_is_refused_where_a_rank_acts_on_one_environment_and_warned_of_elsewhere():
-    assert "it fails where a single observation comes" in check(Normed, num_envs=2)
+    assert "it fails for a batch of one observation" in check(Normed, num_envs=2)
     with pytest.raises(
         ConfigError, match=r"Normed.action_params raised for obs .1, 4.: ValueError: Expected more than 1"
     ):

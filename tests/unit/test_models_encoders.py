@@ -149,7 +149,7 @@ def test_pixels_that_name_things_count_by_pixel_max():
     grid = EnvSpec(ArraySpec((7, 7, 3), "uint8"), DISCRETE)
     numbers = EnvSpec(ArraySpec((7, 7, 3), "float64"), DISCRETE)
     names, floats = of_dict(grid, pixel_max=10), of_dict(numbers)
-    with pytest.raises(ConfigError, match="has no effect where no image of uint8 is observed"):
+    with pytest.raises(ConfigError, match="has no effect: the task observes no image of uint8"):
         of_dict(numbers, pixel_max=10)
     obs = torch.randint(0, 11, (5, 7, 7, 3), dtype=torch.uint8)
     torch.testing.assert_close(names.value(obs), floats.value(obs.double() / 10))

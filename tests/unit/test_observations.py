@@ -252,8 +252,8 @@ class Scalar(Looking):
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        (Popping, "Popping.value changes the observations it is given: compute on a copy of them"),
-        (Scaling, "Scaling.value changes the observations it is given"),
+        (Popping, "Popping.value changes the observations that it gets: compute on a copy of them"),
+        (Scaling, "Scaling.value changes the observations that it gets"),
         (
             Scalar,
             r"values of shape \[4, 1\] for obs {camera: \[4, 1, 8, 8\], cards.0: \[4, 3\], cards.1: \[4, 1\], "

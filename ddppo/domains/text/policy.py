@@ -100,8 +100,10 @@ class TokenModelCheck(ModelCheck):
             )
         noise = torch.rand(*params.shape[:2], self.model.num_noise, dtype=params.dtype)
         policy = self._policy(params.detach())
-        drawn = self._tried("distribution(...).sample", lambda: policy.sample(noise))
-        logprobs = self._tried("distribution(...).log_prob", lambda: policy.log_prob(drawn.to(params.device)))
+        drawn = self._call_or_fail("distribution(...).sample", lambda: policy.sample(noise))
+        logprobs = self._call_or_fail(
+            "distribution(...).log_prob", lambda: policy.log_prob(drawn.to(params.device))
+        )
         if logprobs.shape != (size, _LENGTH):
             raise self.fails(
                 "distribution(...).log_prob",
@@ -114,7 +116,7 @@ class TokenModelCheck(ModelCheck):
     def _check_own(self, tokens: torch.Tensor, params: torch.Tensor, values: torch.Tensor) -> None:
         """See that rows asked for by themselves, as learning does, are those of all."""
         own = torch.arange(1, tokens.numel(), 3, device=tokens.device)
-        found = self._tried("at_own", lambda: self.model.at_own(tokens, self._actions(tokens), own))
+        found = self._call_or_fail("at_own", lambda: self.model.at_own(tokens, self._actions(tokens), own))
         for x, whole in zip(found, (params, values), strict=True):
             wanted = whole.flatten(0, 1)[own]
             close = rounding(wanted)
@@ -127,7 +129,7 @@ class TokenModelCheck(ModelCheck):
         size, given = len(tokens), tokens.numpy(force=True)
         lengths, rounds = np.zeros(size, np.int64), 0
         with torch.inference_mode():
-            cache = self._tried("cache", lambda: self.model.cache(size, _LENGTH))
+            cache = self._call_or_fail("cache", lambda: self.model.cache(size, _LENGTH))
             while (lengths < _LENGTH).any():
                 # Prompts of 1 to 8 tokens; then each row goes on in two rounds of three, by 1 or 2 tokens.
                 rows = np.arange(size)
@@ -143,7 +145,7 @@ class TokenModelCheck(ModelCheck):
                 read = partial(cache.extend, rows, part, counts)
                 ends = torch.from_numpy(lengths[rows] - 1).to(params.device)
                 wanted = params[torch.from_numpy(rows).to(params.device), ends]
-                self._check_typed(self._tried("cache(...).extend", read), wanted)
+                self._check_typed(self._call_or_fail("cache(...).extend", read), wanted)
 
     def _check_typed(self, found: torch.Tensor, wanted: torch.Tensor) -> None:
         said = "returned action parameters"

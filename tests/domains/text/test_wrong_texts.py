@@ -10,8 +10,8 @@ _LONG = f"{_TASK} model=token_policy ppo.rollout_steps=999"
 _ALONE = "tests.domains.text.text_tasks:tests/AloneRepeat-v0"
 
 LINES = {
-    _TASK: "model.name=mlp with a task of text, for which it has no tokens: use model=token_policy",
-    "model=token_policy": "with a task that is no text, the only thing it takes: use model=mlp",
+    _TASK: "model.name=mlp with a task of text, and it takes no text: use model=token_policy",
+    "model=token_policy": "with a task that is not of text, and it takes nothing else: use model=mlp",
     f"{_RUN} model.obs_tokens=64": "a prompt may leave none to type: use a ppo.rollout_steps of at least 128",
     f"{_RUN} model.token_heads=5": "each head needs the same even number of units: use a multiple of 10",
     f"{_RUN} model.token_width=12 model.token_heads=4": "use a multiple of 8",
