@@ -1,22 +1,22 @@
-"""Numbers and tables for people to read."""
+"""How do numbers and tables look in texts? Formatting that all commands of this package share."""
 
 from collections.abc import Sequence
 from math import isinf, isnan
 
 
 def aligned(rows: Sequence[Sequence[str]], widths: Sequence[int]) -> list[str]:
-    """Return a line per row, cells right-aligned in columns of at least these widths and at least two blanks apart."""
+    """Return a line per row: cells are right-aligned, in columns of at least `widths`, at least two blanks apart."""
     widths = [max(w, *(2 + len(row[i]) for row in rows)) for i, w in enumerate(widths)]
     return ["".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
 
 
 def whole(x: float) -> str:
-    """Return a number without decimals, a small one with three digits."""
+    """Return a number without decimals, or with three digits if it is below 10."""
     return f"{x:,.0f}" if abs(x) >= 10 or x == 0 else f"{x:.3g}"
 
 
 def duration(seconds: float) -> str:
-    """Return a time with three digits in a unit that fits: "7.2 s", "12 min"; infinity is "not reached", NaN a dash."""
+    """Return seconds with three digits in a fitting unit: "7.2 s", "12 min". Infinity is "not reached", NaN a dash."""
     if isnan(seconds) or isinf(seconds):
         return "–" if isnan(seconds) else "not reached"
     for unit, size, least in (("d", 86400, 2), ("h", 3600, 2), ("min", 60, 2), ("s", 1, 1), ("ms", 1e-3, 1)):
@@ -26,7 +26,7 @@ def duration(seconds: float) -> str:
 
 
 def percent(fraction: float) -> str:
-    """Return a part as "44 %", a small one as "4.4 %"; NaN is a dash, infinity "unbounded"."""
+    """Return a fraction as "44 %", or "4.4 %" if it is small. NaN is a dash, infinity is "unbounded"."""
     if isnan(fraction) or isinf(fraction):
         return "–" if isnan(fraction) else "unbounded"
     small = 0.0005 <= abs(fraction) < 0.0995

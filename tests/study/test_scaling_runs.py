@@ -284,7 +284,7 @@ def test_the_target_is_the_one_asked_for_or_the_runs_own(tmp_path):
 
 
 def test_long_curves_are_thinned_but_every_first_crossing_stays(tmp_path, monkeypatch):
-    monkeypatch.setattr(metrics_file, "_MOST_RETURNS", 5)
+    monkeypatch.setattr(metrics_file, "_MAX_RETURNS", 5)
     write_run(tmp_path / "a", iterations=40)
     returns = read_runs(tmp_path).runs[0].returns
     assert [point.return_mean for point in returns] == [

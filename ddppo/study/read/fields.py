@@ -1,6 +1,7 @@
-"""Values of files that anybody may have written or damaged, read by name with a type and a range.
+"""Is this value in a file what its name says? Values are read by name, with a type and a range.
 
-What passes here is what its name says: finite, of its type, no larger than any run's. Behind it nobody checks again.
+Anybody may have written or damaged a file. A value that passes here is finite, of its type, and no larger than in any
+run; the rest of the package relies on that and does not check again.
 """
 
 import json
@@ -10,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-LARGEST = 1e15  # of a return, a throughput, a count of steps; sums and squares of it are still finite
+LARGEST = 1e15  # return, throughput or count of steps; its square and sums of it are still finite
 LARGEST_SECONDS = 1e9
-SMALLEST = 1e-9  # of what must be above 0; 1 / it is still finite
+SMALLEST = 1e-9  # value that must be above 0; 1 / SMALLEST is still finite
 MOST_WORKERS = 1 << 16
 MOST_PARAMETERS = 10**13
-_DEEPEST = 30  # sections within sections
+_MAX_DEPTH = 30  # sections within sections
 _LONGEST_TEXT = 200
 _SHOWN = 80  # characters of a value in a message
 _REQUIRED: Any = object()
@@ -26,11 +27,11 @@ _short.maxlevel = 2
 
 
 class FieldError(ValueError):
-    """A value that is not what its name says; the message is one line, and quotes little of the value."""
+    """A value of the wrong type or range. The message is one line and quotes at most a part of the value."""
 
 
 def quoted(value: Any) -> str:
-    """Return a value as JSON would show it, in one line of at most 80 printable characters."""
+    """Return a value as in JSON, in one line of at most 80 printable characters."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return one_line(_short.repr(value), _SHOWN)
@@ -44,7 +45,7 @@ def one_line(text: Any, most: int = 120) -> str:
 
 
 def parsed(text: str) -> "Fields":
-    """Return the JSON object that `text` is. Raises FieldError for anything else."""
+    """Parse a JSON object. Raises FieldError if `text` is anything else."""
     try:
         value = json.loads(text)
     except RecursionError:
@@ -56,11 +57,11 @@ def parsed(text: str) -> "Fields":
     return Fields(value)
 
 
-# -- one value -------------------------------------------------------------------------------------------------------
+# -- One value.
 
 
 def as_whole(name: str, value: Any, *, low: int = 0, high: float = LARGEST) -> int:
-    """Return a whole number from `low` to `high`; 2.0 is one, true is none. Raises FieldError."""
+    """Return a whole number from `low` to `high`; 2.0 is whole, true is not a number. Raises FieldError."""
     number = value if type(value) in (int, float) else math.nan
     if not number >= low or (isinstance(number, float) and not number.is_integer() and number != math.inf):
         raise FieldError(f"{name}={quoted(value)} is not a whole number of at least {low}")
@@ -72,7 +73,7 @@ def as_whole(name: str, value: Any, *, low: int = 0, high: float = LARGEST) -> i
 def as_number(
     name: str, value: Any, *, low: float | None = None, above: float | None = None, high: float = LARGEST
 ) -> float:
-    """Return a finite number, low <= x <= high, or above < x; true is none. Raises FieldError."""
+    """Return a finite number x with low <= x <= high, or above < x <= high; true is no number. Raises FieldError."""
     number = value if type(value) in (int, float) else math.nan
     if above is not None:
         rule, inside = f"a number above {above:g}", number > above
@@ -105,18 +106,19 @@ def as_list(name: str, value: Any) -> list[Any]:
     return value
 
 
-# -- an object of many -----------------------------------------------------------------------------------------------
+# -- An object of many values.
 
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """A JSON object; its values are read by name. `default` stands for a value that is missing or null.
+    """A JSON object, with methods that read a value by its name.
 
-    Every method raises FieldError, which has the dotted name, for what is not of its type or range.
+    `default` replaces a value that is missing or null. A method raises FieldError, which gives the dotted name, for a
+    value of the wrong type or range.
     """
 
     values: Mapping[str, Any]
-    prefix: str = ""
+    prefix: str = ""  # dotted name of this object in its file, with a dot at the end
 
     def section(self, name: str, *, default: Mapping[str, Any] = _REQUIRED) -> "Fields":
         value = self._get(name, default)
@@ -136,7 +138,7 @@ class Fields:
         high: float = LARGEST,
         default: float = _REQUIRED,
     ) -> float:
-        """A default may be NaN: unknown."""
+        """Return a number; a default of NaN means unknown."""
         value, full = self._get(name, default), self.prefix + name
         return value if value is default else as_number(full, value, low=low, above=above, high=high)
 
@@ -151,10 +153,11 @@ class Fields:
         return value
 
     def tree(self) -> dict[str, Any]:
-        """Return all of it as nested dicts, not nested too deeply to walk through."""
+        """Return the object as nested dicts. Raises FieldError if it is nested too deeply for recursive functions."""
+        # Go down one layer at a time, until nothing is left or the limit is reached.
         values = dict(self.values)
         layer: list[Any] = [values]
-        for _ in range(_DEEPEST):
+        for _ in range(_MAX_DEPTH):
             inner = [each for o in layer for each in (o.values() if isinstance(o, dict) else o)]
             layer = [each for each in inner if isinstance(each, (dict, list))]
         if layer:
@@ -172,7 +175,7 @@ class Fields:
 
 
 def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested settings under dotted names; an empty mapping is kept as a value."""
+    """Return nested settings under dotted names. An empty mapping stays a value."""
     result: dict[str, Any] = {}
     for key, value in config.items():
         nested = isinstance(value, dict) and value

@@ -1,4 +1,7 @@
-"""Somebody else's runs, from a CSV or JSONL file: one row per run, columns mapped to ours by name."""
+"""What does a table of runs of another trainer say? A CSV or JSONL file has a row per run; columns map to ours by name.
+
+A row with a wrong value is left out and named, and the others are still read.
+"""
 
 import csv
 import itertools
@@ -17,7 +20,7 @@ from ddppo.study.read import fields
 from ddppo.study.read.fields import FieldError, Fields
 from ddppo.study.read.record import PARTS, LeftOut, Origin, Reading, Run
 
-# docs/report.md says what each is.
+# docs/report.md explains every column.
 _SIZES = ("num_envs", "rollout_steps", "num_epochs", "num_minibatches", "num_parameters", "cores")
 _TEXTS = ("env_id", "rule", "topology")
 _OF_TARGET = ("final_return", "target_return", "time_to_target_s", "iterations_of_other_world_sizes")
@@ -25,53 +28,52 @@ COLUMNS = (
     *("world_size", "fps", *_TEXTS, "seed", "env_steps", "wall_s", *_SIZES, "threads_per_rank"),
     *(*_OF_TARGET, "t_iter", *PARTS),
 )
-_LONGER = 1.5  # times what the throughput makes of an iteration: warm-up and rounding are not more
-_NO_SEED = -(2**63)  # the least there is, which nobody takes
-_SHOWN = 16  # names of columns in a message
+_LONGER = 1.5  # largest ratio of t_iter to steps / fps that warm-up and rounding can explain
+_NO_SEED = -(2**63)  # the smallest allowed seed stands for none
+_MAX_NAMES = 16  # of columns in a message
 Rows = tuple[
     list[tuple[int, dict[str, Any]]], list[LeftOut]
-]  # with line numbers; and the lines that are none
+]  # rows with line numbers; lines that are no rows
 
 
 class _UnitError(FieldError):
-    """Seconds that are hardly seconds."""
+    """A time that is probably not in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignTable:
-    """Where the rows are and how to read them: columns maps our names to those of the file.
-
-    env_id and rule hold for rows that do not tell theirs.
-    """
+    """A file of runs, and how to read it."""
 
     path: Path
-    columns: Mapping[str, str]
-    env_id: str = "unknown"
-    rule: str = "strong"
+    columns: Mapping[str, str]  # our name of a column -> its name in the file
+    env_id: str = "unknown"  # for rows without one
+    rule: str = "strong"  # for rows without one
 
 
 def read_table(table: ForeignTable) -> Reading:
-    """Read a table of runs. Raises ConfigError if a column is missing; a row that is no run is left out."""
+    """Read a table of runs. Raises ConfigError if a column is missing. A row that is no run is left out."""
     rows, left_out = _rows(table.path)
     if not rows and not left_out:
         raise ConfigError(f"{table.path} has no rows: it needs a line per run, with column names first")
     present = sorted({name for _, row in rows for name in row if name})
     columns = _mapping(table, present) if rows else {}
     found: list[tuple[int, Run]] = []
-    first: dict[str, int] = {}
-    asked: _UnitError | None = None
+    first: dict[str, int] = {}  # content of a row -> its first line
+    unit_error: _UnitError | None = None
     for number, row in rows:
         try:
+            # An exact copy of a row counts once.
             same = first.setdefault(repr(sorted(row.items())), number)
             if same != number:
                 raise FieldError(f"it repeats line {same}, which counts once")
             values = {our: _cell(row.get(n), n, is_text=our in _TEXTS) for our, n in columns.items()}
             found.append((number, _run(f"{table.path}, line {number}", table, values)))
         except FieldError as e:
-            asked = e if isinstance(e, _UnitError) and asked is None else asked
+            unit_error = e if isinstance(e, _UnitError) and unit_error is None else unit_error
             left_out.append(_left_out(table.path, number, e))
-    if asked is not None and not found:
-        raise ConfigError(f"{table.path}: {asked}")
+    # If no row is left and times are the reason, say so as the error, not in a list of rows.
+    if unit_error is not None and not found:
+        raise ConfigError(f"{table.path}: {unit_error}")
     runs, again = _one_of_a_seed(table.path, found)
     ignored = [name for name in present if name not in columns.values()]
     remarks = [f"Columns of {table.path} that are not read: {_listed(ignored)}."] if ignored else []
@@ -82,10 +84,13 @@ def read_table(table: ForeignTable) -> Reading:
 
 
 def _one_of_a_seed(path: Path, found: list[tuple[int, Run]]) -> tuple[list[Run], list[LeftOut]]:
-    """Return the last run of each task, rule, topology, W and seed, and those before it; without a seed it gets one."""
+    """Return the last run of each task, rule, topology, W and seed, and the earlier ones as left out.
+
+    A run without a seed gets the smallest free one.
+    """
     runs: dict[tuple[str, str, str, int, int], tuple[int, Run]] = {}
     again = []
-    # Rows without a seed last, the sort being stable.
+    # Rows without a seed come last (the sort is stable), when all given seeds are known.
     for number, run in sorted(found, key=lambda each: each[1].seed == _NO_SEED):
         group = (run.env_id, run.rule, run.topology, run.world_size)
         if run.seed == _NO_SEED:
@@ -131,7 +136,7 @@ def _csv_rows(path: Path, lines: list[str]) -> Rows:
         if not line.strip():
             continue
         try:
-            # A line at a time: a quote that is never closed would swallow every row after it.
+            # Parse one line at a time: over the whole file, a quote that is not closed would swallow all later rows.
             (cells,) = csv.reader([line], delimiter=delimiter, skipinitialspace=True, strict=True)
         except csv.Error as e:
             if head is None:
@@ -149,7 +154,10 @@ def _csv_rows(path: Path, lines: list[str]) -> Rows:
 
 
 def _mapping(table: ForeignTable, present: list[str]) -> dict[str, str]:
-    """Return our names to theirs, of all columns that the file has; times may be called t_iter_mean, as we do."""
+    """Return {our name: its name in the file} for all columns of the file that a report uses.
+
+    Times may have the suffix _mean, as in the tables that ddppo writes.
+    """
     for ours, theirs in table.columns.items():
         if ours not in COLUMNS:
             there_are = f"{near(ours, COLUMNS)}; there are {', '.join(COLUMNS)}"
@@ -168,12 +176,12 @@ def _mapping(table: ForeignTable, present: list[str]) -> dict[str, str]:
 
 
 def _listed(names: list[str]) -> str:
-    shown = ", ".join(fields.one_line(name, 40) for name in names[:_SHOWN])
-    return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    shown = ", ".join(fields.one_line(name, 40) for name in names[:_MAX_NAMES])
+    return shown + (f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else "")
 
 
 def _cell(cell: Any, column: str, *, is_text: bool) -> Any:
-    """Return None for an empty cell, and the number that a text spells where it should."""
+    """Return the value of a cell: None if it is empty, a float if the column has numbers."""
     if isinstance(cell, str):
         cell = cell.strip() or None
     if isinstance(cell, str) and not is_text:
@@ -185,17 +193,20 @@ def _cell(cell: Any, column: str, *, is_text: bool) -> Any:
 
 
 def _run(where: str, table: ForeignTable, values: dict[str, Any]) -> Run:
+    """Return the run in a row. Raises FieldError."""
     row = Fields(values)
     world_size = fields.as_whole(
         "world_size", values.get("world_size", math.nan), low=1, high=fields.MOST_WORKERS
     )
     wall_s = row.number("wall_s", above=0, high=fields.LARGEST_SECONDS, default=math.nan)
     env_steps = row.whole("env_steps", default=0)
-    of_whole = env_steps / wall_s if wall_s > 0 else math.nan
-    fps = fields.as_number("fps", of_whole if values.get("fps") is None else values["fps"], above=0)
+    # Throughput: the column, or env_steps / wall_s without one.
+    mean_fps = env_steps / wall_s if wall_s > 0 else math.nan
+    fps = fields.as_number("fps", mean_fps if values.get("fps") is None else values["fps"], above=0)
     sizes: dict[str, Any] = {name: row.whole(name, high=fields.MOST_PARAMETERS, default=0) for name in _SIZES}
     steps = float(sizes["num_envs"] * sizes["rollout_steps"])
     times = _times(row, steps / fps or wall_s)
+    # Steps of an iteration: from the sizes, or from throughput and time.
     if times and not steps:
         steps = fps * float(times["t_iter"][0, 0])
     return Run(
@@ -220,22 +231,23 @@ def _run(where: str, table: ForeignTable, values: dict[str, Any]) -> Run:
 
 
 def _reached_at_s(row: Fields) -> float:
-    """Return the time to target that a row tells: +inf if it never was, NaN if the row tells of none."""
-    told = row.values.get("time_to_target_s", math.nan)
-    if told is None:  # never, if something was asked for and came of it
-        asked = all(row.values.get(name, 0) is not None for name in ("target_return", "final_return"))
-        told = math.inf if asked else math.nan
-    if row.whole("iterations_of_other_world_sizes", default=0) or told != told:
+    """Return the time to target in a row: +inf if the target was never reached, NaN if the row does not say."""
+    seconds = row.values.get("time_to_target_s", math.nan)
+    if seconds is None:  # an empty cell: never reached, if the run had a target and a return
+        had_target = all(row.values.get(name, 0) is not None for name in ("target_return", "final_return"))
+        seconds = math.inf if had_target else math.nan
+    # A time over iterations of several world sizes describes none of them.
+    if row.whole("iterations_of_other_world_sizes", default=0) or seconds != seconds:
         return math.nan
-    return (
-        math.inf if told == math.inf else row.number("time_to_target_s", low=0, high=fields.LARGEST_SECONDS)
-    )
+    if seconds == math.inf:
+        return math.inf
+    return row.number("time_to_target_s", low=0, high=fields.LARGEST_SECONDS)
 
 
 def _times(row: Fields, longest: float) -> dict[str, np.ndarray]:
-    """Return t_iter and the parts that the row has `[1, 1]`: a table of means tells nothing of single workers.
+    """Return t_iter and the parts in a row, each `[1, 1]`: a mean over iterations and ranks.
 
-    longest: seconds that an iteration takes by the throughput, or the whole run.
+    longest: seconds of an iteration by its throughput, or of the whole run. Raises _UnitError if t_iter is far longer.
     """
     t_iter = row.number("t_iter", above=0, high=fields.LARGEST_SECONDS, default=math.nan)
     if t_iter > _LONGER * longest:
@@ -246,7 +258,7 @@ def _times(row: Fields, longest: float) -> dict[str, np.ndarray]:
         )
     seconds = {"t_iter": t_iter}
     for part in PARTS:
-        # As in a run's own lines, t_other is what the others leave, and may be a rounding below 0.
+        # t_other is the rest after the other parts, as in metrics.jsonl, so rounding may bring it below 0.
         low = -1e-6 if part != "t_other" else -fields.LARGEST_SECONDS
         seconds[part] = row.number(part, low=low, high=fields.LARGEST_SECONDS, default=math.nan)
         if seconds[part] > t_iter * (1 + 1e-6):

@@ -1,4 +1,8 @@
-"""A run's metrics.jsonl as columns: one line per iteration and rank, each checked as it is read."""
+"""What does metrics.jsonl say about each iteration? Its lines, one per iteration and rank, become columns of numbers.
+
+Every line is checked as it is read. The file of a long run has millions of lines, so `_MetricsReader` keeps 8 bytes for
+a number and no text.
+"""
 
 import math
 from array import array
@@ -12,37 +16,34 @@ from ddppo.study.read import fields
 from ddppo.study.read.fields import FieldError, Fields
 from ddppo.study.read.record import PARTS, Evaluation
 
-_MOST_RETURNS = 2000
-_LONGEST_LINE = 1 << 20  # characters; those of ddppo have a few thousand
+_MAX_RETURNS = 2000  # training returns that are kept, about; they are thinned to that
+_LONGEST_LINE = 1 << 20  # characters; lines of ddppo have a few thousand
 _TIMES = tuple((name, f"time/{name}") for name in ("t_iter", *PARTS))
 
 
 class DamagedError(ValueError):
-    """A metrics.jsonl that no trainer wrote, in one line that begins with its name."""
+    """A metrics.jsonl that the trainer did not write, or that was damaged. The message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """What a metrics.jsonl holds; `num_ranks`, env_steps, wall_s and stability are `[iterations]`.
-
-    times: "t_iter" and each of PARTS `[iterations of world_size ranks, world_size]`; a resumed run may have iterations
-    of others. stability: train/* metrics, NaN where a line lacks one. irregular: where the first of those others is,
-    in words.
-    """
+    """The content of a metrics.jsonl. A resumed run may have iterations of several world sizes."""
 
     num_lines: int
-    num_ranks: np.ndarray
-    env_steps: np.ndarray
-    wall_s: np.ndarray
-    times: dict[str, np.ndarray]
-    stability: dict[str, np.ndarray]
+    num_ranks: np.ndarray  # [iterations]
+    env_steps: np.ndarray  # [iterations]
+    wall_s: np.ndarray  # [iterations]
+    times: dict[str, np.ndarray]  # "t_iter" and each of PARTS: [iterations with world_size ranks, world_size]
+    stability: dict[
+        str, np.ndarray
+    ]  # train/* metrics without the prefix: [iterations], NaN where a line lacks one
     evaluations: tuple[Evaluation, ...]
     returns: tuple[Evaluation, ...]
-    irregular: str | None
+    irregular: str | None  # the first iteration with another number of ranks than world_size, as a text
 
 
 def read_metrics(path: Path, *, world_size: int, num_iterations: int, num_epochs: int) -> Metrics:
-    """Read a whole file. Raises DamagedError for the first line that is not one of the trainer's, or out of order."""
+    """Read the file. Raises DamagedError for the first line that the trainer did not write or that is out of order."""
     reader = _MetricsReader(world_size, num_iterations, num_epochs)
     number = 0
     with path.open(encoding="utf-8", errors="replace") as file:
@@ -51,32 +52,36 @@ def read_metrics(path: Path, *, world_size: int, num_iterations: int, num_epochs
                 reader.add(number, text)
             except FieldError as e:
                 raise DamagedError(f"metrics.jsonl, line {number}, is not one of ddppo's ({e})") from None
-    return reader.whole(number)
+    return reader.result(number)
 
 
 class _MetricsReader:
-    """Takes lines in their order; 8 bytes per number, however long the file is."""
+    """Takes in lines in order. The lines of one iteration, rank 0 to W - 1, are a block."""
 
     def __init__(self, world_size: int, num_iterations: int, num_epochs: int) -> None:
         self.world_size, self.num_iterations, self.num_epochs = world_size, num_iterations, num_epochs
         self.evaluations: list[Evaluation] = []
         self.returns: list[Evaluation] = []
         self.irregular: str | None = None
+        # Columns. All ranks of an iteration follow each other in a column of times.
         self._times = {name: array("d") for name, _ in _TIMES}
         self._columns = [(name, self._times[short]) for short, name in _TIMES]
         self._stability: dict[str, array[float]] = {}
         self._num_ranks, self._env_steps, self._wall_s = array("q"), array("q"), array("d")
-        self._rank = 0  # the next one of the iteration under way
-        self._local_steps = 0.0  # of its ranks so far; NaN if one does not tell
-        self._highest = -math.inf
+        # The block that is being read.
+        self._rank = 0  # its lines so far
+        self._local_steps = 0.0  # steps of its ranks so far; NaN if a line lacks them
+        self._highest = -math.inf  # training return so far
 
     def add(self, number: int, text: str) -> None:
+        """Take in line `number`. Raises FieldError for a wrong value, DamagedError for a wrong order."""
         if len(text) == _LONGEST_LINE:
             raise FieldError("it is too long")
         line = fields.parsed(text)
         position = (line.values.get("iteration"), line.values.get("rank"))
         if type(position[0]) is not int or type(position[1]) is not int:
             position = (fields.as_whole("iteration", position[0]), fields.as_whole("rank", position[1]))
+        # Either the next iteration begins, or the next rank of this one follows.
         iteration = len(self._env_steps)
         if position == (iteration + 1, 0):
             self._end_block(f"metrics.jsonl, line {number}, is rank 0 of iteration {iteration + 1}")
@@ -91,13 +96,14 @@ class _MetricsReader:
             )
         elif self._rank == self.world_size:
             line_is = f"metrics.jsonl, line {number}, is rank {self._rank} of iteration {iteration}"
-            self._note(line_is, iteration + 1, 0)
+            self._note_irregular(line_is, iteration + 1, 0)
         self._add_times(line)
         local_steps = line.values.get("rollout/local_steps", math.nan)
         self._local_steps += local_steps if type(local_steps) is float else math.nan
         self._rank += 1
 
-    def whole(self, num_lines: int) -> Metrics:
+    def result(self, num_lines: int) -> Metrics:
+        """Return the columns after the last line."""
         self._end_block(f"metrics.jsonl ends after line {num_lines}")
         times = {name: np.frombuffer(t).reshape(-1, self.world_size) for name, t in self._times.items()}
         for values in self._stability.values():
@@ -117,7 +123,7 @@ class _MetricsReader:
         )
 
     def _end_block(self, where: str) -> None:
-        """Close the iteration under way; its times stay if it had world_size ranks."""
+        """End a block. Its times are kept if it has world_size ranks."""
         if not self._rank:
             return
         self._num_ranks.append(self._rank)
@@ -125,13 +131,16 @@ class _MetricsReader:
         if self._rank != self.world_size:
             self._check_complete(local_steps)
             if self._rank < self.world_size:
-                self._note(where, len(self._env_steps), self._rank)
+                self._note_irregular(where, len(self._env_steps), self._rank)
             for values in self._times.values():
                 del values[-self._rank :]
         self._rank = 0
 
     def _check_complete(self, local_steps: float) -> None:
-        """Tell an iteration of another world_size from one that lacks a rank's line, by the steps of its ranks."""
+        """Raise DamagedError if the block lacks a line, rather than being of another world_size.
+
+        The steps of its ranks tell: without a line they do not add up to the iteration's steps.
+        """
         iteration = len(self._env_steps)
         steps = self._env_steps[-1] - (self._env_steps[-2] if iteration > 1 else 0)
         if not math.isnan(local_steps) and local_steps != steps:
@@ -140,7 +149,7 @@ class _MetricsReader:
                 f"{steps} steps: the file is damaged"
             )
 
-    def _note(self, where: str, iteration: int, rank: int) -> None:
+    def _note_irregular(self, where: str, iteration: int, rank: int) -> None:
         self.irregular = self.irregular or f"{where} where rank {rank} of {iteration} belongs"
 
     def _add_times(self, line: Fields) -> None:
@@ -148,16 +157,16 @@ class _MetricsReader:
         total = 0.0
         for name, column in self._columns:
             seconds = values.get(name)
-            # Once per number of the whole file: a comparison that NaN, infinity and foreign types fail, no call.
+            # This runs for every number of the file, so no call: NaN, infinity and other types fail the comparison.
             if type(seconds) is not float or not -fields.LARGEST_SECONDS < seconds < fields.LARGEST_SECONDS:
                 seconds = fields.as_number(name, seconds, high=fields.LARGEST_SECONDS)
             column.append(seconds)
             total += seconds
         t_iter = values["time/t_iter"]
-        # Zero is all that an actor of its own pace tells of an iteration that took nothing from it.
+        # An actor at its own pace has t_iter 0 in an iteration that used no rollout of it.
         if t_iter < fields.SMALLEST and not (t_iter == 0 and self._rank):
             fields.as_number("time/t_iter", t_iter, above=0)
-        # The parts are exclusive and t_other is what they leave, so that a single wrong one shows.
+        # The parts are exclusive and t_other is the rest, so a single wrong number shows in the sum.
         if abs(total - 2 * t_iter) > 1e-6 * (1 + t_iter):
             raise FieldError(f"its parts add up to {total - t_iter:.6g} s, not to time/t_iter={t_iter:.6g}")
         for part in PARTS[:-1]:
@@ -178,10 +187,11 @@ class _MetricsReader:
         score = line.number("eval/return_mean", default=math.nan)
         if not math.isnan(score):
             self.evaluations.append(Evaluation(steps, wall_s, score))
+        # Keep a training return if it is a new highest, or one of every `stride`.
         trained = line.number("rollout/return_mean", default=math.nan)
         if not math.isnan(trained):
-            # The first value at or above any target is a new highest, so thinning loses no time to target.
-            stride = max(1, self.num_iterations // _MOST_RETURNS)
+            # The first value at or above any target is a new highest, so that thinning loses no time to target.
+            stride = max(1, self.num_iterations // _MAX_RETURNS)
             count = len(self._wall_s)
             if trained > self._highest or count % stride == 0 or count == self.num_iterations:
                 self.returns.append(Evaluation(steps, wall_s, trained))
@@ -198,6 +208,7 @@ class _MetricsReader:
                 value = fields.as_number(name, value)
             if name == "train/epochs" and (value < 0 or value > self.num_epochs):
                 fields.as_number(name, value, low=0, high=self.num_epochs)
+            # A metric may begin late (explained_variance, say) or lack a line: NaN fills the gap.
             column = self._stability.get(name)
             if column is None:
                 if not (name.removeprefix("train/").isidentifier() and len(name) < 60):

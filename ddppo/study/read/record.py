@@ -1,7 +1,7 @@
-"""The runs of a scaling study. `run_folders` and `foreign` read them and check every value.
+"""What is known about a run? The dataclasses that the whole package works on.
 
-Whoever is handed a `Run` can therefore trust it: types are as declared, numbers finite but for NaN where it says so,
-sizes at least 1.
+`run_folders` and `foreign` make a `Run` and check every value, so all other code relies on it: types are as declared,
+numbers are finite (NaN only if the field says so), sizes are at least 1.
 """
 
 import math
@@ -13,22 +13,22 @@ import numpy as np
 
 from ddppo.distributed.topologies.known import TOPOLOGIES
 
-SLEEPING_TASK = "ddppo/Synthetic-v0"  # its step time is a setting, env.kwargs.step_time_s
-PARTS = ("t_rollout", "t_learn", "t_sync", "t_comm", "t_other")
+SLEEPING_TASK = "ddppo/Synthetic-v0"  # a task with a step time that is a setting, env.kwargs.step_time_s
+PARTS = ("t_rollout", "t_learn", "t_sync", "t_comm", "t_other")  # exclusive; they sum to t_iter
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Mean return at one time of a run: environment steps of all ranks, training seconds."""
+    """A mean return at one time of a run."""
 
-    env_steps: int
-    wall_s: float
+    env_steps: int  # of all ranks so far
+    wall_s: float  # training seconds so far
     return_mean: float
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine that ran ranks; texts are empty and cores 0 where the run does not say."""
+    """A machine that ran ranks. A text is "" and cores 0 if unknown."""
 
     hostname: str = ""
     cpu: str = ""
@@ -38,100 +38,93 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where, when and how a run was made; texts are empty where it does not say, num_hosts is then 0.
+    """Where, when and how a run was made. A text is "" if unknown."""
 
-    hosts: the host of each rank, none if unknown. machines: those that the run describes, rank 0's
-    first. step: what a step of the learner ran as (eager, compiled, native). Times are UTC, ISO 8601.
-    """
-
-    started_at: str = ""
+    started_at: str = ""  # UTC, ISO 8601
     finished_at: str = ""
     command: str = ""
     git_commit: str = ""
     git_dirty: bool = False
-    python: str = ""
-    torch: str = ""
-    hostname: str = ""
-    hosts: tuple[str, ...] = ()
-    machines: tuple[Machine, ...] = ()
+    python: str = ""  # version
+    torch: str = ""  # version
+    hostname: str = ""  # of rank 0
+    hosts: tuple[str, ...] = ()  # the hostname of each rank; empty if unknown
+    machines: tuple[Machine, ...] = ()  # rank 0's first
     device: str = "cpu"
     env_backend: str = ""
     collective: str = ""
     grad_sync: str = ""
-    step: str = ""
+    step: str = ""  # the learner's step: eager, compiled, or native (C++)
     threads_per_rank: int = 1
     num_nodes: int = 1
-    num_hosts: int = 0
+    num_hosts: int = 0  # 0 if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One finished run. Arrays leave warm-up iterations out.
+    """One finished run. Arrays leave out warm-up iterations. Unknown values of a foreign table are empty or NaN.
 
-    times: "t_iter" and each of PARTS, seconds, `[iterations, W]`, or `[iterations, 1]` where only means over ranks are
-    known. steps: environment steps of all ranks per iteration
-    `[iterations]`. stability: train/* metrics (approx_kl, clip_fraction, entropy, value_loss, ...) `[iterations]`, NaN
-    where one was not finite. config is the resolved configuration as nested dicts. What a foreign table does not tell
-    is empty or NaN.
-
-    reached_at_s: seconds until target_return was reached where a table tells them, +inf if it never was; else NaN.
-
-    roles: what each rank is called in the topology, none if unknown. num_stepping: ranks that step environments, or 0.
-    rank_means: of each rank, of the metrics that tell topologies apart (time/t_wait_learner, dist/bytes, ...).
-
-    others: {W: iterations} that a resumed run had made with another world size than its last. fps, times, steps and
-    stability are without them; env_steps, wall_s and the curves are of the whole run.
+    A run that was resumed with another world size has iterations of several W. fps, times, steps and stability are
+    those of its last W; env_steps, wall_s and the curves are of the whole run.
     """
 
-    path: str
+    path: str  # of the folder, or of the table and line
     env_id: str
-    world_size: int
+    world_size: int  # the last one, if the run was resumed with another
     seed: int
-    rule: str
-    num_envs: int
+    rule: str  # strong or weak scaling
+    # Sizes.
+    num_envs: int  # of all ranks
     rollout_steps: int
     num_epochs: int
     num_minibatches: int
     num_parameters: int
-    cores: int
+    cores: int  # of all machines; 0 if unknown
+    # Results.
     env_steps: int
     wall_s: float
     fps: float
-    final_return: float
-    target_return: float
+    final_return: float  # of the final evaluation, or the last training return; NaN if there is none
+    target_return: float  # NaN if none was set
+    # Seconds, "t_iter" and each of PARTS: [iterations, W], or [iterations, 1] if only means over ranks are known.
     times: dict[str, np.ndarray]
-    steps: np.ndarray
+    steps: np.ndarray  # [iterations], environment steps of all ranks in each
+    # Curves.
     evaluations: tuple[Evaluation, ...]
-    returns: tuple[Evaluation, ...] = ()
+    returns: tuple[Evaluation, ...] = ()  # training returns
+    # train/* metrics without the prefix (approx_kl, entropy, ...), [iterations]; NaN where a value was not finite.
     stability: dict[str, np.ndarray] = field(default_factory=dict)
-    config: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)  # resolved settings, nested
     origin: Origin = Origin()
-    others: dict[int, int] = field(default_factory=dict)
-    reached_at_s: float = math.nan
+    others: dict[int, int] = field(default_factory=dict)  # {W: iterations} of world sizes before the last
+    reached_at_s: float = (
+        math.nan
+    )  # from a table: time to target_return; +inf: never; NaN: the table does not say
+    # The topology, and its ranks.
     topology: str = "ddp"
-    roles: tuple[str, ...] = ()
-    num_stepping: int = 0
-    rank_means: tuple[dict[str, float], ...] = ()
+    roles: tuple[str, ...] = ()  # of each rank; empty if unknown
+    num_stepping: int = 0  # ranks that step environments; 0 if unknown
+    rank_means: tuple[dict[str, float], ...] = ()  # of each rank: time/t_wait_learner, dist/bytes, ...
 
     @property
     def number_bytes(self) -> int:
-        """Bytes of a number of the gradient."""
+        """Bytes of one number of the gradient."""
         return 8 if self.config.get("dtype") == "float64" else 4
 
     @property
     def tells_ranks(self) -> bool:
-        """Whether times are of each rank; false where there are none, or only means over ranks."""
+        """Whether `times` has a column for each rank, rather than means over ranks or nothing."""
         return bool(self.times) and all(t.shape[1] == self.world_size for t in self.times.values())
 
     @property
     def ranks_are_in_step(self) -> bool:
-        """Whether all ranks go through an iteration together, so that their times are parts of it."""
+        """Whether all ranks take part in every iteration, so that their times are parts of it."""
         known = TOPOLOGIES.get(self.topology.partition(" ")[0])
         return known is None or not known.own_pace
 
     @property
     def ranks_are_alike(self) -> bool:
-        """Whether all ranks do the same, so that one may be called slow; a topology may give them roles instead."""
+        """Whether all ranks have the same role, so that one of them can be called slow."""
         return self.topology == "ddp"
 
 
@@ -145,11 +138,11 @@ def by_world_size(runs: Iterable[Run]) -> dict[int, list[Run]]:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A run folder (or row of a table) that the report does without, why, and what to do about it."""
+    """A run folder, or row of a table, that is not used."""
 
     path: str
-    reason: str
-    remedy: str
+    reason: str  # it is not used
+    remedy: str  # for the user to do
 
     def __str__(self) -> str:
         return f"{self.path}: {self.reason}; {self.remedy}"
@@ -157,8 +150,8 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What was found: usable runs, what is left out, and remarks that concern the study as a whole."""
+    """The result of reading a folder or table."""
 
     runs: list[Run]
     left_out: list[LeftOut]
-    remarks: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)  # for the report, about all runs together

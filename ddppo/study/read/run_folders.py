@@ -1,7 +1,8 @@
-"""Runs as read from their folders. Imports no trainer.
+"""Which runs are below a folder? Reads run folders, without importing the trainer.
 
-What a run was stands in its summary.json and metrics.jsonl; folder names mean nothing. Every value is checked here. A
-folder that cannot be used becomes a `LeftOut` with the reason and the remedy, and the others are still read.
+Everything about a run is in its summary.json and metrics.jsonl; names of folders mean nothing. Both files are read and
+checked against each other. A folder that cannot be used becomes a `LeftOut` with the reason and the remedy, and the
+others are still read.
 """
 
 import math
@@ -18,40 +19,43 @@ from ddppo.study.read.metrics_file import DamagedError, Metrics, read_metrics
 from ddppo.study.read.record import LeftOut, Reading, Run
 from ddppo.study.read.summary_file import RunCounts
 
-SCHEMA_VERSION = 1  # of summary.json; the one that ddppo.records.summary writes
-REPORT_FILE, REPORT_KIND = "summary.json", "scaling report"  # the file of a report, and its key `kind`
+SCHEMA_VERSION = 1  # of summary.json, as ddppo.records.summary writes it
+REPORT_FILE, REPORT_KIND = "summary.json", "scaling report"  # file in a report's folder, and its key `kind`
 _AGAIN = "run that job again, or remove the folder"
 
 
 class _Unusable(Exception):
-    """A reason and a remedy."""
+    """A run folder that cannot be used: the reason and the remedy."""
 
 
-# Runs that were read before, by folder, with what told their summary.json from another one.
+# Runs that were read before, by folder, each with the identity of its summary.json then (`_identity`).
 Known = dict[Path, tuple[tuple[int, ...], Run]]
 
 
 def read_runs(
     folder: Path, progress: Callable[[str], None] = lambda path: None, known: Known | None = None
 ) -> Reading:
-    """Read every run below `folder`; `progress` is told each path before it is read, `known` spares those in it."""
+    """Read every run below `folder`.
+
+    progress: called with each path before it is read. known: runs that need no second reading; new ones are added.
+    """
     runs, left_out, known = [], [], {} if known is None else known
     for path, problem in _run_folders(folder):
         try:
             if problem is not None:
                 raise problem
             progress(_name(path))
-            written = _written(path / "summary.json")
-            if path not in known or known[path][0] != written:
-                known[path] = written, read_run(path)
+            identity = _identity(path / "summary.json")
+            if path not in known or known[path][0] != identity:
+                known[path] = identity, read_run(path)
             runs.append(known[path][1])
         except _Unusable as e:
             left_out.append(LeftOut(_name(path), *e.args))
     return Reading(runs, left_out)
 
 
-def _written(path: Path) -> tuple[int, ...]:
-    """Return what tells a file from what takes its place; () where that cannot be told, of which reading tells why."""
+def _identity(path: Path) -> tuple[int, ...]:
+    """Return numbers that change when the file is replaced; () if it cannot be read, which reading it will report."""
     try:
         found = path.stat()
     except OSError:
@@ -60,9 +64,9 @@ def _written(path: Path) -> tuple[int, ...]:
 
 
 def _run_folders(folder: Path) -> Iterable[tuple[Path, _Unusable | None]]:
-    """Yield the folders that are, or were to become, runs; those without summary.json with the reason.
+    """Yield the folders of runs; those of unfinished runs with the reason for which they cannot be used.
 
-    What hidden folders hold (runs that were moved aside, logs of a launcher) and reports are none of them.
+    Hidden folders (runs that were moved aside, logs of a launcher) and reports are skipped.
     """
     for here, subfolders, files in os.walk(folder):
         nothing = not files and not subfolders
@@ -81,16 +85,17 @@ def _run_folders(folder: Path) -> Iterable[tuple[Path, _Unusable | None]]:
 
 
 def is_report(folder: Path) -> bool:
-    """Return whether the folder is one that `ddppo.report` wrote."""
+    """Return whether `ddppo.report` wrote the folder."""
     try:
         found = parsed((folder / REPORT_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return str(found.values.get("kind")).endswith(" report")  # ours, or that of a plugin
+    return str(found.values.get("kind")).endswith(" report")  # ours, or a plugin's
 
 
 def read_run(path: Path) -> Run:
-    """Read one run folder; a file that is not what the trainer writes makes it unusable."""
+    """Read one run folder. Raises _Unusable if a file is not as the trainer writes it, or the run did not complete."""
+    # 1. summary.json: is it a run's, of this version, and is the run complete?
     try:
         summary = parsed((path / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:
@@ -103,9 +108,10 @@ def read_run(path: Path) -> Run:
         version = f"schema_version {quoted(version)}, this ddppo reads {SCHEMA_VERSION}"
         raise _Unusable(f"summary.json has {version}", remedy)
     if status != "completed":
-        said = status if status in ("stopped", "failed") else quoted(status)
+        shown = status if status in ("stopped", "failed") else quoted(status)
         remedy = f"go on with it (resume={_name(path)}) or run that job again"
-        raise _Unusable(f"the run did not complete (status {said})", remedy)
+        raise _Unusable(f"the run did not complete (status {shown})", remedy)
+    # 2. Its values, and metrics.jsonl.
     try:
         return _run(path, summary)
     except FileNotFoundError as e:
@@ -119,7 +125,8 @@ def read_run(path: Path) -> Run:
 
 
 def _run(path: Path, summary: Fields) -> Run:
-    """Return the run that summary.json and metrics.jsonl tell of. Raises FieldError, DamagedError, OSError."""
+    """Return the run in summary.json and metrics.jsonl. Raises FieldError, DamagedError, OSError."""
+    # 1. Read both files, and check that they belong together.
     derived, config, evaluation = (summary.section(name) for name in ("derived", "config", "eval"))
     env_id, settings = config.section("env").text("id"), summary_file.settings(config)
     rule = config.section("scaling").text("rule", choices=("strong", "weak"))
@@ -131,6 +138,7 @@ def _run(path: Path, summary: Fields) -> Run:
     expected = {"world_size": counts.world_size, "num_iterations": counts.iterations}
     metrics = read_metrics(path / "metrics.jsonl", **expected, num_epochs=sizes["num_epochs"])
     _check_of_one_run(summary, counts, metrics)
+    # 2. Choose the iterations that count: those with the last world size, after warm-up.
     own = metrics.num_ranks == counts.world_size
     kept = _after_warmup(counts, own)
     steps = np.diff(metrics.env_steps, prepend=0)[kept]
@@ -138,11 +146,12 @@ def _run(path: Path, summary: Fields) -> Run:
     if steps.max() > batch:
         found = f"{batch} steps an iteration, metrics.jsonl has {steps.max()}: not of the same run"
         raise FieldError(f"derived.N * derived.T={found}")
+    # 3. Returns: under weak scaling each world size has a batch of its own, so a mixed curve belongs to none of them.
     roles, rank_means = summary_file.ranks(summary)
     others = Counter(metrics.num_ranks[~own].tolist())
     evaluations, returns = metrics.evaluations, metrics.returns
     final_return = _final_return(evaluation, metrics)
-    if others and rule == "weak":  # a batch for each number of workers: not the learning of this one
+    if others and rule == "weak":
         evaluations, returns, final_return = (), (), math.nan
     return Run(
         path=_name(path),
@@ -172,11 +181,11 @@ def _run(path: Path, summary: Fields) -> Run:
     )
 
 
-# -- summary.json and metrics.jsonl together -------------------------------------------------------------------------
+# -- Values that need both files.
 
 
 def _final_return(evaluation: Fields, metrics: Metrics) -> float:
-    """Return the final evaluation's, or the last of the training episodes where there was none."""
+    """Return the return of the final evaluation, or the last training return if there was no evaluation."""
     final = evaluation.section("final", default={})
     if final.values:
         return final.number("return_mean", default=math.nan)
@@ -184,10 +193,10 @@ def _final_return(evaluation: Fields, metrics: Metrics) -> float:
 
 
 def _check_of_one_run(summary: Fields, counts: RunCounts, metrics: Metrics) -> None:
-    """Raise DamagedError if metrics.jsonl has not the iterations that summary.json tells of.
+    """Raise DamagedError unless metrics.jsonl has the iterations that summary.json counts.
 
-    Iterations with another number of ranks are those of a run that was resumed with another world_size only if
-    summary.json counts as many with its own as there are; else a line is missing or there twice.
+    An iteration with another number of lines may belong to another world size of a resumed run, or lack a line. It is
+    the former only if summary.json counts as many iterations of its own world size as there are.
     """
     iterations, own = len(metrics.num_ranks), int((metrics.num_ranks == counts.world_size).sum())
     if metrics.irregular is not None and counts.with_world_size >= counts.iterations:
@@ -201,17 +210,17 @@ def _check_of_one_run(summary: Fields, counts: RunCounts, metrics: Metrics) -> N
             f"summary.json tells of {counts.iterations} and {counts.with_world_size}: not of the same run, or damaged"
         )
     for name, last in (("env_steps", metrics.env_steps[-1]), ("wall_s", metrics.wall_s[-1])):
-        said = summary.number(name, above=0)
-        if not math.isclose(said, last, rel_tol=1e-6):
-            ends = f"metrics.jsonl ends at {name}={last}, summary.json at {said:g}"
+        end = summary.number(name, above=0)
+        if not math.isclose(end, last, rel_tol=1e-6):
+            ends = f"metrics.jsonl ends at {name}={last}, summary.json at {end:g}"
             raise DamagedError(f"{ends}: not of the same run")
 
 
 def _after_warmup(counts: RunCounts, own: np.ndarray) -> np.ndarray:
-    """Return which iterations count `[iterations]`: with world_size ranks, without the warm-up of every start.
+    """Return which iterations count, bool `[iterations]`: those of the last world size after the warm-up of each start.
 
-    An older summary.json does not say which iterations were warm-up. Those at each change to world_size were; those of
-    later starts with the same world_size are not known, and count.
+    An older summary.json does not say which iterations were warm-up. The first ones after a change of world size were.
+    Starts with the same world size cannot be seen, so their warm-up counts.
     """
     kept = own.copy()
     if counts.ranges is not None:
@@ -220,6 +229,7 @@ def _after_warmup(counts: RunCounts, own: np.ndarray) -> np.ndarray:
         if int((own & ~kept).sum()) != counts.left_out:
             raise FieldError(f"warmup.ranges have not the warmup.left_out={counts.left_out} iterations")
     elif not counts.too_few:
+        # since: how many iterations ago the present stretch of the last world size began.
         begins = np.flatnonzero(own & ~np.concatenate([[False], own[:-1]]))
         place = np.arange(len(own))
         since = place - begins[np.maximum(np.searchsorted(begins, place, side="right") - 1, 0)]
@@ -233,22 +243,23 @@ def _after_warmup(counts: RunCounts, own: np.ndarray) -> np.ndarray:
 def _fps(summary: Fields, counts: RunCounts, metrics: Metrics, kept: np.ndarray) -> float:
     """Return environment steps of all ranks / seconds of training, over the iterations that count.
 
-    It is the fps of summary.json, unless that is an older one which does not say what several starts left out.
+    Raises DamagedError if summary.json has another fps. The fps of an older summary may differ after several starts,
+    because it does not say which iterations it left out.
     """
     total = float(np.diff(metrics.wall_s, prepend=0.0)[kept].sum())
     fps = float(np.diff(metrics.env_steps, prepend=0)[kept].sum()) / total if total > 0 else math.nan
     own = metrics.num_ranks == counts.world_size
     one_start = counts.too_few or counts.left_out == int((own & ~kept).sum())
     is_known = counts.ranges is not None or (one_start and np.count_nonzero(np.diff(own)) < 2)
-    said = summary.number("fps", above=0)
-    if not (math.isclose(fps, said, rel_tol=1e-6) if is_known else fps > 0):
-        gives = f"metrics.jsonl gives {fps:.6g} steps/s, summary.json {said:.6g}"
+    expected = summary.number("fps", above=0)
+    if not (math.isclose(fps, expected, rel_tol=1e-6) if is_known else fps > 0):
+        gives = f"metrics.jsonl gives {fps:.6g} steps/s, summary.json {expected:.6g}"
         raise DamagedError(f"{gives}: not of the same run")
     return fps
 
 
 def _name(path: Path) -> str:
-    """Return a path as it can be shown and written, for any bytes that the file system holds."""
+    """Return a path as printable text: file systems allow any bytes in a name."""
     text = os.fsencode(path).decode("utf-8", "backslashreplace")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 

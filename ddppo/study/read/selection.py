@@ -1,6 +1,7 @@
-"""From the runs of a folder to its studies: same task, scaling rule and settings, nothing stale, one target.
+"""Which runs form a study? Runs with the same task, scaling rule, topology and settings, one for each W and seed.
 
-Where runs come from, and what besides W differs between its W, is part of it.
+`studies` sorts the runs of a folder into studies and names the runs that it leaves out. `provenance` and `mixed` say
+where the runs of a study come from, and which conditions differ between them although only W and seed should.
 """
 
 import json
@@ -16,36 +17,33 @@ from ddppo.errors import RunFolderError
 from ddppo.study.read.fields import flat, one_line
 from ddppo.study.read.record import LeftOut, Machine, Reading, Run, by_world_size
 
-# Settings that may differ: they change neither what is learnt nor how fast; or name a run.
+# Settings with no effect on learning or speed.
 OF_NO_EFFECT = (
     "dist.world_size", "dist.max_world_size", "dist.timeout_s", "dist.oversubscribe", "dist.on_lost",
     "dist.max_restarts", "dist.min_workers", "run.max_minutes", "run.requeue_exit_code",
 )  # fmt: skip
-OF_A_RUN = ("seed", "resume", "sweep", "objective", "target_return")
-_MEANT = {*OF_NO_EFFECT, *OF_A_RUN, "log.progress"}
+OF_A_RUN = ("seed", "resume", "sweep", "objective", "target_return")  # settings of a single run
+_MAY_VARY = {*OF_NO_EFFECT, *OF_A_RUN, "log.progress"}  # no remark if they differ
 _DERIVED = ("threads_per_rank", "env_backend", "step", "device", "collective", "grad_sync")
-_OF_SEVERAL = {"derived.collective", "derived.grad_sync"}  # a worker alone has none
-# What may differ between runs of one study: it names the run, or changes what is recorded but not what is learnt.
+_OF_SEVERAL_RANKS = {"derived.collective", "derived.grad_sync"}  # a run with W=1 has none
+# Settings that may differ within a study: they do not change the results of training. The end is a prefix of names.
 _FREE = (*OF_A_RUN, "dist.", "log.", "checkpoint.", "env.slow_ranks")
 
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where the runs of a study come from; every list is sorted, without repetition and without what is unknown.
-
-    commits: 12 digits, with " and changes" where files were not committed. first, last: when the first run began and
-    the last one ended, UTC, ISO 8601, "" if unknown. varying: {what: {W: value}} of settings, commits, hosts,
-    processors and devices that differ between runs though they are not meant to.
-    """
+    """Where the runs of a study come from. Tuples are sorted, distinct and without unknown values."""
 
     commands: tuple[str, ...]
-    commits: tuple[str, ...]
-    first: str
-    last: str
+    commits: tuple[str, ...]  # 12 digits, and " and changes" if files were not committed
+    first: str  # start of the first run, UTC, ISO 8601; "" if unknown
+    last: str  # end of the last run
     machines: tuple[Machine, ...]
-    torch: tuple[str, ...]
+    torch: tuple[str, ...]  # versions
     python: tuple[str, ...]
-    varying: dict[str, dict[int, str]]
+    varying: dict[
+        str, dict[int, str]
+    ]  # {name: {W: value}} of conditions that differ although they should not
 
 
 def provenance(runs: Sequence[Run]) -> Provenance:
@@ -65,35 +63,40 @@ def provenance(runs: Sequence[Run]) -> Provenance:
 
 
 def varying(runs: Sequence[Run]) -> dict[str, dict[int, str]]:
-    """Return what differs between runs though it is not meant to, by its name in summary.json and W."""
+    """Return {name: {W: value}} of settings, commits, hosts, ... that differ between runs although they should not.
+
+    Names are those of summary.json.
+    """
     conditions = {run.path: _conditions(run) for run in runs}
     hosts = {frozenset(run.origin.hosts or (run.origin.hostname,)) for run in runs}
-    grow = all(a <= b or b <= a for a in hosts for b in hosts)  # more workers need more hosts
+    grow = all(
+        a <= b or b <= a for a in hosts for b in hosts
+    )  # more workers need more hosts: that is no difference
     found = {}
     for name in sorted({name for each in conditions.values() for name in each}):
-        told: dict[int, set[str]] = {}
+        values: dict[int, set[str]] = {}
         for run in sorted(runs, key=lambda run: run.world_size):
-            if run.world_size > 1 or name not in _OF_SEVERAL:
-                told.setdefault(run.world_size, set()).add(conditions[run.path].get(name) or "unknown")
-        if len(set().union(*told.values())) > 1 and not (name == "hosts" and grow):
-            found[name] = {w: " or ".join(sorted(texts)) for w, texts in told.items()}
+            if run.world_size > 1 or name not in _OF_SEVERAL_RANKS:
+                values.setdefault(run.world_size, set()).add(conditions[run.path].get(name) or "unknown")
+        if len(set().union(*values.values())) > 1 and not (name == "hosts" and grow):
+            found[name] = {w: " or ".join(sorted(texts)) for w, texts in values.items()}
     return found
 
 
 def mixed(runs: Sequence[Run]) -> list[str]:
-    """Say where the runs of a study were made under different conditions, which a comparison over W should not be."""
+    """Return a remark if runs were made under different conditions, so that differences over W may be due to these."""
     listed = []
-    for name, told in varying(runs).items():
-        at = {value: "/".join(str(w) for w in told if told[w] == value) for value in told.values()}
+    for name, by_w in varying(runs).items():
+        at = {value: "/".join(str(w) for w in by_w if by_w[w] == value) for value in by_w.values()}
         listed.append(f"{name}: {', '.join(f'{one_line(value, 60)} at W={w}' for value, w in at.items())}")
     what = f"These runs differ in more than W and seed. {'; '.join(listed)}"
     return [f"{what}. What is put down to W may be due to it."] if listed else []
 
 
 def _conditions(run: Run) -> dict[str, str]:
-    """Return what should be the same for every run, by its name in summary.json."""
+    """Return the conditions that should be the same for all runs of a study, by their names in summary.json."""
     origin = run.origin
-    found = {name: str(value) for name, value in flat(run.config).items() if name not in _MEANT}
+    found = {name: str(value) for name, value in flat(run.config).items() if name not in _MAY_VARY}
     found |= {f"derived.{name}": str(getattr(origin, name)) for name in _DERIVED}
     for name in ("cpu", "gpu"):
         found[name] = " and ".join(_distinct(getattr(machine, name) for machine in origin.machines))
@@ -110,27 +113,29 @@ def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({text for text in texts if text}))
 
 
-# -- studies and what they leave out ---------------------------------------------------------------------------------
+# -- Studies, and the runs that they leave out.
 
 
 @dataclass(frozen=True, slots=True)
 class FoundStudies:
-    """The studies of a folder, each the runs of one task under one rule, and what belongs to none of them."""
+    """The studies of a folder."""
 
-    studies: list[Reading]
-    left_out: list[LeftOut]
+    studies: list[Reading]  # each of one task, rule and topology
+    left_out: list[LeftOut]  # runs that belong to no study
     remarks: list[str] = field(default_factory=list)
 
 
 def studies(found: Reading, *, env: str | None = None, rule: str | None = None) -> FoundStudies:
-    """Sort runs into studies of those that `env` and `rule` ask for; studies of a single W come last.
+    """Sort runs into studies; studies with a single W come last. `env` and `rule` select some of them.
 
-    Runs of a study have the same topology, and the same settings but for world_size, seed and dist.*; of several such
-    groups the one with most runs is kept (then the newest), of several topologies with the same settings if there are
-    any. Of runs with the same W the settings of dist.* are the
-    same, and of those with the same W and seed the newest is kept. Raises RunFolderError if there are runs, but none
-    that is asked for.
+    All runs of a study have the same task, rule and topology, and the same settings except for W, seed and dist.*.
+    If runs differ in settings, the group with most runs is kept, or the newest of equal ones, and for all topologies
+    the same settings are preferred. Runs with the same W have the same dist.* settings. Of runs with the same W and
+    seed the newest is kept.
+
+    Raises RunFolderError if no run has `env` and `rule`.
     """
+    # 1. Group by task and rule, and leave out the groups that are not asked for.
     groups: defaultdict[tuple[str, str], list[Run]] = defaultdict(list)
     for run in found.runs:
         groups[run.env_id, run.rule].append(run)
@@ -145,6 +150,7 @@ def studies(found: Reading, *, env: str | None = None, rule: str | None = None) 
         hint = near(env, sorted({name for name, _ in all_of_them})) if env is not None else ""
         listed = ", ".join(f"{name} ({kind} scaling)" for name, kind in all_of_them)
         raise RunFolderError(f"{asked}: there is no such run{hint}; there are {listed}")
+    # 2. Within a group, one study for each topology.
     chosen = [reading for key in sorted(groups) for reading in _of_each_topology(groups[key])]
     chosen.sort(key=lambda each: len({run.world_size for run in each.runs}) == 1)
     remarks = list(found.remarks)
@@ -160,9 +166,9 @@ def studies(found: Reading, *, env: str | None = None, rule: str | None = None) 
 
 
 def one_study(found: Reading, *, env: str | None = None, rule: str | None = None, remedy: str) -> Reading:
-    """Return the largest of the studies, of equals the one with the newest run, and say which others there are.
+    """Return the study with most runs (of equal ones, the newest), with a remark that names the others.
 
-    remedy: how to get another one.
+    remedy: the end of the remark, which says how to choose another study.
     """
     sorted_out = studies(found, env=env, rule=rule)
     if not sorted_out.studies:
@@ -177,7 +183,7 @@ def one_study(found: Reading, *, env: str | None = None, rule: str | None = None
 
 
 def named(runs: Sequence[Run]) -> str:
-    """Return what a study is called."""
+    """Return the name of a study: task, rule and, unless it is ddp, topology."""
     topology = "" if runs[0].topology == "ddp" else f", {runs[0].topology}"
     return f"{runs[0].env_id}, {runs[0].rule} scaling{topology}"
 
@@ -187,54 +193,60 @@ def _counted(study: Reading) -> str:
 
 
 def _of_each_topology(runs: list[Run]) -> list[Reading]:
-    """Return the studies among runs of one task and rule, ddp's first; variants of a topology are studies too."""
+    """Return one study for each topology, or variant of a topology, among runs of one task and rule; ddp first."""
     runs = _variants(runs)
     names = sorted({run.topology for run in runs}, key=lambda name: (name != "ddp", name))
-    most, _ = _alike(runs, _is_learnt_by, "")
+    # Prefer the same settings for all topologies, so that they can be compared: those of the largest group.
+    most, _ = _alike(runs, _changes_learning, "")
     preferred = {run.path for run in most}
     return [_of_one_setting([run for run in runs if run.topology == name], preferred) for name in names]
 
 
 def _variants(runs: list[Run]) -> list[Run]:
-    """Say settings of a topology in its runs' `topology` where several values of them were run with one W."""
+    """Append settings to the name of a run's topology, if runs with one W have several values of them.
+
+    For example env_workers becomes "env_workers num_agents=1" and "env_workers num_agents=2": two studies.
+    """
     values: defaultdict[tuple[str, str, int], set[str]] = defaultdict(set)
     own = {
-        run.path: {n: str(v) for n, v in flat(run.config).items() if n in _of_topology(run.topology)}
+        run.path: {n: str(v) for n, v in flat(run.config).items() if n in _topology_settings(run.topology)}
         for run in runs
     }
     for run in runs:
         for name, value in own[run.path].items():
             values[run.topology, name, run.world_size].add(value)
     several = {(topology, name) for (topology, name, _), found in values.items() if len(found) > 1}
-    said = {
+    suffixes = {
         run.path: [
             f" {n.partition('.')[2]}={v}" for n, v in own[run.path].items() if (run.topology, n) in several
         ]
         for run in runs
     }
-    return [replace(run, topology=run.topology + "".join(said[run.path])) for run in runs]
+    return [replace(run, topology=run.topology + "".join(suffixes[run.path])) for run in runs]
 
 
-def _of_topology(name: str) -> tuple[str, ...]:
-    """Return the settings that a topology of ours has a use for and ddp has not."""
+def _topology_settings(name: str) -> tuple[str, ...]:
+    """Return the settings that one of our topologies uses and ddp does not."""
     known = TOPOLOGIES.get(name.partition(" ")[0])
     if known is None:
         return ()
-    of_others = [
+    outside_dist = [
         key
         for key, has in (("env.num_workers", known.env_backend), ("ppo.rollouts_per_update", known.own_pace))
         if has
     ]
-    return (*(f"dist.{key}" for key in own_keys("dist", known.name)), *of_others)
+    return (*(f"dist.{key}" for key in own_keys("dist", known.name)), *outside_dist)
 
 
-def _is_learnt_by(name: str) -> bool:
+def _changes_learning(name: str) -> bool:
+    """Return whether a setting may change the results of training."""
     return not name.startswith(_FREE)
 
 
 def _of_one_setting(runs: list[Run], preferred: Set[str]) -> Reading:
-    """Return the study among runs of one task, rule and topology, with the settings of `preferred` if any has them."""
-    runs, left_out = _alike(runs, _is_learnt_by, "differs in", preferred)
+    """Return the study among runs of one task, rule and topology; `preferred` are paths of runs to keep if possible."""
+    # Leave out, one after another: other settings, other dist.* settings at a W, older runs of a W and seed.
+    runs, left_out = _alike(runs, _changes_learning, "differs in", preferred)
     kept = []
     for world_size, same in by_world_size(runs).items():
         alike, variants = _alike(
@@ -251,7 +263,13 @@ def _of_one_setting(runs: list[Run], preferred: Set[str]) -> Reading:
 def _alike(
     runs: list[Run], matters: Callable[[str], bool], differs: str, preferred: Set[str] = frozenset()
 ) -> tuple[list[Run], list[LeftOut]]:
-    """Return a group of runs with the same settings that matter: that of preferred paths, the largest, the newest."""
+    """Return the largest group of runs with equal settings, and the other runs as left out.
+
+    Args:
+        matters: whether a setting of this name must be equal.
+        differs: the beginning of the reason for which a run is left out.
+        preferred: paths; a group with one of them is chosen before larger ones. Of equal groups the newest is chosen.
+    """
     settings = {run.path: {k: str(v) for k, v in flat(run.config).items() if matters(k)} for run in runs}
     groups: defaultdict[str, list[Run]] = defaultdict(list)
     for run in runs:
@@ -263,33 +281,35 @@ def _alike(
     theirs = settings[kept[0].path]
     left_out = []
     for run in runs:
-        if told := _apart(settings[run.path], theirs, "the study"):
+        if difference := _difference(settings[run.path], theirs, "the study"):
             remedy = "report its study from a folder of its own"
-            left_out.append(LeftOut(run.path, f"{differs} {told}", remedy))
+            left_out.append(LeftOut(run.path, f"{differs} {difference}", remedy))
     return kept, left_out
 
 
 def differing(run: Run, other: Run) -> str:
-    """Return what is learnt by and differs between two runs, "" if nothing does."""
+    """Return the settings that change learning and differ between two runs; "" if none does."""
     mine, theirs = (
         {
             k: str(v)
             for k, v in flat(each.config).items()
-            if _is_learnt_by(k) and k not in _of_topology(run.topology)
+            if _changes_learning(k) and k not in _topology_settings(run.topology)
         }
         for each in (run, other)
     )
-    return _apart(mine, theirs, other.topology)
+    return _difference(mine, theirs, other.topology)
 
 
-def _apart(mine: dict[str, str], theirs: dict[str, str], owner: str) -> str:
+def _difference(mine: dict[str, str], theirs: dict[str, str], owner: str) -> str:
+    """Return "name=own (owner: other)" for the first three names with different values, "" if there are none."""
     names = [name for name in sorted(mine | theirs) if mine.get(name) != theirs.get(name)]
-    told = [[one_line(x, 60) for x in (n, mine.get(n, "unset"), theirs.get(n, "unset"))] for n in names]
-    shown = ", ".join(f"{name}={own} ({owner}: {others})" for name, own, others in told[:3])
+    values = [[one_line(x, 60) for x in (n, mine.get(n, "unset"), theirs.get(n, "unset"))] for n in names]
+    shown = ", ".join(f"{name}={own} ({owner}: {other})" for name, own, other in values[:3])
     return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _newest(runs: list[Run]) -> tuple[list[Run], list[LeftOut]]:
+    """Return the newest run of each W and seed; a run with one W throughout goes before a run with several."""
     newest: dict[tuple[int, int], Run] = {}
     left_out = []
     for run in sorted(runs, key=lambda run: (not run.others, _finished(run))):
@@ -309,7 +329,7 @@ def _finished(run: Run) -> tuple[str, str]:
 
 
 def _resumed(runs: list[Run]) -> list[str]:
-    """Say of runs that were resumed with another world_size what of them is used, and what is not."""
+    """Return a remark for each run with several world sizes: which of its numbers are used."""
     remarks = []
     for run in runs:
         if not run.others:
@@ -329,9 +349,9 @@ def _resumed(runs: list[Run]) -> list[str]:
 
 
 def with_target(runs: list[Run], target_return: float | None) -> tuple[list[Run], list[str]]:
-    """Give all runs the same target: `target_return`, or the one that most of them were run with.
+    """Return the runs with one target: `target_return`, or the most common target of the runs; and remarks.
 
-    A table's time to target stays if it is for this target, or for none that the table names.
+    A time to target from a table is kept if the row has this target, or names none.
     """
     targets = Counter(run.target_return for run in runs if not math.isnan(run.target_return))
     remarks = []

@@ -1,4 +1,7 @@
-"""A run's summary.json: what of it a study uses, each value checked. Every function raises FieldError."""
+"""What does summary.json say about a run? The parts that a study uses, each value checked.
+
+Every function raises FieldError. Summaries of older versions of ddppo lack some values; these are then unknown.
+"""
 
 import math
 from dataclasses import dataclass
@@ -11,24 +14,24 @@ from ddppo.study.read import fields
 from ddppo.study.read.fields import FieldError, Fields
 from ddppo.study.read.record import SLEEPING_TASK, Machine, Origin
 
-_TELLING = {*WAIT_NAMES, "dist/messages", "dist/bytes", *(m.name for m in TOPOLOGY_METRICS)}
-_LONGEST_COMMAND = 2000  # characters; what was typed may have any, and lines
+# Per-rank means that a comparison of topologies uses.
+_COMPARED = {*WAIT_NAMES, "dist/messages", "dist/bytes", *(m.name for m in TOPOLOGY_METRICS)}
+_LONGEST_COMMAND = 2000  # characters
 
 
 @dataclass(frozen=True, slots=True)
 class RunCounts:
-    """How many iterations a run had, and what became of those with its last world_size, as summary.json says.
+    """The numbers of iterations of a run, by its summary.json."""
 
-    ranges: first and last iteration of each stretch of warm-up; None in older summaries, which do not say.
-    """
-
-    world_size: int
-    iterations: int
-    warmup: int
-    left_out: int
-    measured: int
-    too_few: bool
-    ranges: list[tuple[int, int]] | None = None
+    world_size: int  # the last one
+    iterations: int  # of all world sizes
+    warmup: int  # iterations of warm-up after every start
+    left_out: int  # with the last world_size, as warm-up
+    measured: int  # with the last world_size, after warm-up
+    too_few: bool  # whether all iterations were warm-up, so that they were measured after all
+    ranges: list[tuple[int, int]] | None = (
+        None  # first and last iteration of each warm-up; None in older summaries
+    )
 
     @classmethod
     def of(cls, summary: Fields) -> "RunCounts":
@@ -48,6 +51,7 @@ class RunCounts:
 
     @property
     def with_world_size(self) -> int:
+        """Iterations with the last world_size."""
         return self.left_out + self.measured
 
 
@@ -77,9 +81,10 @@ def sizes(derived: Fields) -> dict[str, int]:
 
 
 def ranks(summary: Fields) -> tuple[tuple[str, ...], tuple[dict[str, float], ...]]:
-    """Return the role of each rank and its means of what tells topologies apart, nothing where the run does not say."""
-    told = summary.values.get("per_rank")
-    entries = [] if told is None else [_entry(each) for each in fields.as_list("per_rank", told)]
+    """Return the role of each rank, and its means of the metrics that compare topologies; empty if unknown."""
+    listed = summary.values.get("per_rank")
+    entries = [] if listed is None else [_entry(each) for each in fields.as_list("per_rank", listed)]
+    # An older summary has no per_rank, or no roles in it.
     if len(entries) != summary.values.get("world_size") or any("role" not in e.values for e in entries):
         return (), ()
     means = []
@@ -87,16 +92,16 @@ def ranks(summary: Fields) -> tuple[tuple[str, ...], tuple[dict[str, float], ...
         of_rank: dict[str, float] = {}
         for group in ("time", "dist", "rollout"):
             section = entry.section(group, default={})
-            told_of = _TELLING & {f"{group}/{name}" for name in section.values}
+            names = _COMPARED & {f"{group}/{name}" for name in section.values}
             of_rank |= {
-                name: section.number(name.removeprefix(f"{group}/"), default=math.nan) for name in told_of
+                name: section.number(name.removeprefix(f"{group}/"), default=math.nan) for name in names
             }
         means.append(of_rank)
     return tuple(entry.text("role") for entry in entries), tuple(means)
 
 
 def settings(config: Fields) -> dict[str, Any]:
-    """Return the configuration with the sections that a study looks into, as far as it looks."""
+    """Return the settings as nested dicts; the sections that a study reads are checked."""
     found = config.tree()
     for name in ("ppo", "dist"):
         config.section(name, default={})
@@ -108,7 +113,7 @@ def settings(config: Fields) -> dict[str, Any]:
 
 
 def origin(summary: Fields) -> Origin:
-    """Return where, when and how the run was made; what an older ddppo did not record is unknown."""
+    """Return where, when and how the run was made."""
     derived, versions = summary.section("derived"), summary.section("versions", default={})
     machines, hosts = _machines(summary)
     backend = derived.text("env_backend", default="")
@@ -135,14 +140,16 @@ def origin(summary: Fields) -> Origin:
 
 
 def _machines(summary: Fields) -> tuple[tuple[Machine, ...], tuple[str, ...]]:
-    """Return the machines that ran the ranks, and the host of each rank; an older run tells of rank 0's alone."""
+    """Return the machines that ran the ranks, and the hostname of each rank."""
     world_size = summary.whole("world_size", low=1, high=fields.MOST_WORKERS)
-    told = summary.values.get("machines")
-    listed = [] if told is None else [_entry(each) for each in fields.as_list("machines", told)]
+    section = summary.values.get("machines")
+    listed = [] if section is None else [_entry(each) for each in fields.as_list("machines", section)]
+    # An older summary has rank 0's machine only. All ranks were on it if the run used one host.
     if not listed:
         one = _machine(summary.section("machine"))
         alone = world_size == 1 or summary.section("derived").whole("num_hosts", high=1e6, default=0) == 1
         return (one,), (one.hostname,) * world_size if alone and one.hostname else ()
+    # Every rank must be on exactly one of the machines.
     hosts: dict[int, str] = {}
     for each in listed:
         for rank in fields.as_list("machines.ranks", each.values.get("ranks")):
@@ -166,7 +173,10 @@ def _machine(machine: Fields) -> Machine:
 
 
 def cores(derived: Fields, machines: tuple[Machine, ...]) -> int:
-    """Return the cores of all machines that the run used, 0 if unknown; an older run's are all taken for rank 0's."""
+    """Return the cores of all machines of the run, 0 if unknown.
+
+    An older summary has one machine only: all others are taken to be like it.
+    """
     hosts = derived.whole("num_hosts", high=1e6, default=0)
     if len(machines) == hosts:
         return sum(machine.cores for machine in machines) if all(m.cores for m in machines) else 0
