@@ -1,4 +1,7 @@
-"""From a sweep folder, or somebody else's table, to all that a report says; `page.files` writes it."""
+"""What does a report say about a sweep folder, or a table of other runs? Reads the runs and computes everything.
+
+`read` finds the studies, `compute` makes the report; it writes nothing (study/page/files.py does).
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,7 +16,7 @@ from ddppo.plugins import added, imported
 from ddppo.study.explain import accounting, criteria, topologies
 from ddppo.study.explain.accounting import Account
 from ddppo.study.explain.criteria import Criterion
-from ddppo.study.explain.words import Explained, explained, stalls
+from ddppo.study.explain.sentences import Explained, explained, stalls
 from ddppo.study.measure.speedup import Study
 from ddppo.study.measure.speedup import study as compute_study
 from ddppo.study.measure.topologies import SideBySide, side_by_side
@@ -24,7 +27,7 @@ from ddppo.study.read.record import LeftOut, Reading, Run
 from ddppo.study.read.run_folders import Known, read_runs
 from ddppo.study.read.selection import FoundStudies, differing, named, studies, with_target
 
-_SHOWN = 20  # of what is left out, where nothing is left
+_MAX_REASONS = 20  # in the error that no run is left
 
 
 @dataclass(slots=True)
@@ -48,7 +51,7 @@ class ReportOptions:
         None, "allowed |R_W - R_1|, instead of return_tolerance", low=0
     )
     unexplained_tolerance: float = setting(0.05, "allowed part of the loss without a cause", above=0)
-    watch: bool = setting(False, "keep the page current until the sweep has ended, or Ctrl-C")
+    watch: bool = setting(False, "update the page until the sweep has ended, or Ctrl-C")
     columns: dict[str, str] = setting(
         meaning="for a table: our column names to its own, {world_size: W, fps: FPS}", factory=dict
     )
@@ -61,54 +64,54 @@ class ReportOptions:
     )
     cores_per_worker: float | None = setting(
         None,
-        "cores of a worker at W that were not measured; null is as measured, and the report says how",
+        "cores of a worker at W without a run; null is as measured, and the report says how",
         low=1e-3,
     )
     efficiency_floor: float = setting(0.7, "least efficiency of a recommended W", low=0, high=1)
     price_per_worker_hour: float | None = setting(
-        None, "price of a worker for an hour, in any currency; null: the workers' time counts", low=0
+        None, "price of a worker for an hour, in any currency; null: cost is the workers' time", low=0
     )
 
 
 @dataclass(frozen=True, slots=True)
 class StudyReport:
-    """Everything that is said of one study."""
+    """The report of one study."""
 
     study: Study
-    accounts: list[Account]
-    criteria: list[Criterion]
-    why: list[Explained]
-    ahead: Outlook
+    accounts: list[Account]  # causes of lost time, for each W above the smallest
+    criteria: list[Criterion]  # the verdict
+    why: list[Explained]  # sentences
+    ahead: Outlook  # predictions and the recommended W
     remarks: list[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Topologies:
-    """What is said of the topologies of one task and rule, side by side."""
+    """The comparison of the topologies of one task and rule."""
 
-    name: str
+    name: str  # of task and rule
     found: SideBySide
-    said: list[str]
+    said: list[str]  # sentences
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that a report says, before it is written anywhere; at least one study."""
+    """A whole report, not yet written."""
 
-    studies: list[StudyReport]
+    studies: list[StudyReport]  # at least one
     left_out: list[LeftOut]
     remarks: list[str]
     options: ReportOptions
     topologies: list[Topologies] = field(default_factory=list)
 
     def is_compared_only(self, study: Study) -> bool:
-        """Whether a study has one W, of which nothing is to be said but beside other topologies."""
+        """Whether a study has a single W, so that it appears in the comparison of topologies only."""
         sides = [side for each in self.topologies for side in each.found.sides]
         return len(study.rows) == 1 and any(side.study is study for side in sides)
 
 
 def report_of_plugin(path: Path) -> Callable[[ReportOptions, int | None], str] | None:
-    """Return what reports on a run folder of a plugin's, known by a file in it; None for a sweep or a table."""
+    """Return the function that reports on a plugin's run folder, recognised by a file in it; None for other paths."""
     found = [name for file, name in added("reports").items() if (path / file).is_file()]
     return imported(found[0]) if found else None
 
@@ -116,7 +119,10 @@ def report_of_plugin(path: Path) -> Callable[[ReportOptions, int | None], str] |
 def read(
     options: ReportOptions, progress: Callable[[str], None] = lambda path: None, known: Known | None = None
 ) -> FoundStudies:
-    """Return the studies below the folders, or in the table, that `path` and `others` name."""
+    """Return the studies in the folders, or in the table, that `path` and `others` name.
+
+    Raises RunFolderError if no run can be reported, ConfigError for options that do not go together.
+    """
     path = Path(options.path)
     if path.is_dir():
         if options.columns:
@@ -134,6 +140,7 @@ def read(
         )
     else:
         raise RunFolderError(f"{path} does not exist: give a sweep folder or a .csv or .jsonl file")
+    # Sort the runs into studies.
     found = studies(reading, env=options.env, rule=options.rule)
     tasks = sorted({each.runs[0].env_id for each in found.studies})
     if options.target_return is not None and len(tasks) > 1:
@@ -142,16 +149,16 @@ def read(
             f"{', '.join(tasks)}"
         )
     if not found.studies:
-        reasons = "".join(f"\n  {item}" for item in found.left_out[:_SHOWN])
-        if len(found.left_out) > _SHOWN:
-            reasons += f"\n  and {len(found.left_out) - _SHOWN} more"
+        reasons = "".join(f"\n  {item}" for item in found.left_out[:_MAX_REASONS])
+        if len(found.left_out) > _MAX_REASONS:
+            reasons += f"\n  and {len(found.left_out) - _MAX_REASONS} more"
         hint = reasons or " no summary.json below it: give the folder of a sweep (hydra.sweep.dir)"
         raise RunFolderError(f"{path} has no run that can be reported:{hint}")
     return found
 
 
 def _read_folders(folders: list[Path], progress: Callable[[str], None], known: Known | None) -> Reading:
-    """Return the runs below all folders, those below several of them once."""
+    """Return the runs below all folders; a run below several of them counts once."""
     runs: dict[Path, Run] = {}
     left_out: dict[Path, LeftOut] = {}
     for folder in folders:
@@ -164,7 +171,7 @@ def _read_folders(folders: list[Path], progress: Callable[[str], None], known: K
 
 
 def compute(options: ReportOptions, found: FoundStudies) -> Report:
-    """Return the whole report; pure. Raises ConfigError if no study can be reported; one that cannot is left out."""
+    """Compute the report. A study that cannot be reported is left out; raises ConfigError if none can."""
     done: list[StudyReport] = []
     left_out, failures = list(found.left_out), []
     for reading in found.studies:
@@ -180,7 +187,7 @@ def compute(options: ReportOptions, found: FoundStudies) -> Report:
 
 
 def _side_by_side(done: list[StudyReport]) -> list[Topologies]:
-    """Compare the topologies of each task and rule that has several, ddp's first."""
+    """Compare the topologies of each task and rule that has several of them, ddp first."""
     groups: dict[str, list[StudyReport]] = {}
     for each in sorted(done, key=lambda each: each.study.topology != "ddp"):
         groups.setdefault(f"{each.study.env_id}, {each.study.rule} scaling", []).append(each)
@@ -196,6 +203,7 @@ def _side_by_side(done: list[StudyReport]) -> list[Topologies]:
 
 
 def _study_report(options: ReportOptions, reading: Reading) -> StudyReport:
+    """Return the report of one study: measure, explain, judge, predict."""
     runs, remarks = with_target(reading.runs, options.target_return)
     study = compute_study(runs)
     accounts = accounting.accounts(study)
@@ -222,7 +230,7 @@ def _study_report(options: ReportOptions, reading: Reading) -> StudyReport:
 def _worth_explaining(
     study: Study, accounts: list[Account], ahead: Outlook, efficiency_floor: float
 ) -> list[int]:
-    """Return the W to explain: the recommended one, the first below the floor of efficiency, and the largest."""
+    """Return the W to explain: the recommended one, the first below the efficiency floor, and the largest."""
     chosen = ahead.recommendation and ahead.recommendation.chosen
     below = [row.world_size for row in study.rows if row.efficiency.median < efficiency_floor]
     asked = {study.world_sizes[-1], *below[:1], *([chosen.world_size] if chosen else [])}
@@ -230,6 +238,7 @@ def _worth_explaining(
 
 
 def _remarks(study: Study) -> list[str]:
+    """Return remarks on a missing W=1, crowded cores, unknown machines and stalled iterations."""
     remarks = []
     first = study.baseline
     if first != 1 and len(study.rows) > 1:
@@ -245,7 +254,7 @@ def _remarks(study: Study) -> list[str]:
         run.world_size for run in study.runs if run.origin.num_nodes > 1 and not run.origin.num_hosts
     }:
         remarks.append(
-            f"W={', '.join(map(str, sorted(guessed)))} ran on several nodes, which are taken for as many machines: "
-            "their cores are added up. Nodes that are one machine in truth hide oversubscription."
+            f"W={', '.join(map(str, sorted(guessed)))} ran on several nodes, which count as one machine each: their "
+            "cores are added up. If nodes share a machine, this hides oversubscription."
         )
     return remarks + stalls(study)

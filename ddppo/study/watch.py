@@ -1,7 +1,7 @@
-"""A page that keeps up with a sweep while it runs: what is there, what is missing, and when it will be there.
+"""How far is a sweep, and when will it end? A page that is updated while the sweep runs (`watch=true`).
 
-How far a sweep is, its own records say: Hydra's multirun.yaml has the command, sweep.jsonl a line for each outcome, and
-each run a folder.
+The sweep's own records say how far it is: Hydra's multirun.yaml has the command, sweep.jsonl a line for each outcome,
+and every run has a folder.
 """
 
 import fcntl
@@ -35,41 +35,38 @@ from ddppo.study.read.record import Run
 from ddppo.study.read.run_folders import Known
 from ddppo.study.report import Report, ReportOptions, compute, read
 
-_LOOK_EVERY_S = 1.0
-_REFRESH_S = 10  # of the page in a browser
-_BUSY = 0.05  # of a core that reports may take from the runs that they measure
+_INTERVAL_S = 1.0  # between looks at the sweep
+_REFRESH_S = 10  # between reloads of the page in a browser
+_MAX_LOAD = 0.05  # of a core: a report must not slow down the runs that it measures
 
 
-# -- how far a sweep is ----------------------------------------------------------------------------------------------
+# -- How far the sweep is.
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """A run of a sweep that is not complete. since: when it began, 0 if it has not. failed: why, or "".
-
-    part_done: of its environment steps; a page is made again when another of its quarters is done.
-    """
+    """A run of a sweep that is not complete."""
 
     name: str
     world_size: int
-    since: float = 0.0
-    part_done: float = field(default=0.0, compare=False)
-    quarters: int = 0
-    failed: str = ""
+    since: float = 0.0  # start, seconds since the epoch; 0 if it has not begun
+    part_done: float = field(default=0.0, compare=False)  # of its environment steps
+    quarters: int = 0  # of its environment steps done; the page is made again when this changes
+    failed: str = ""  # the reason, "" if it has not failed
 
 
 @dataclass(frozen=True, slots=True)
 class SweepProgress:
-    """A sweep at one moment. done: names of complete runs. num_planned: 0 if unknown. ended: nothing more will come."""
+    """A sweep at one moment."""
 
-    num_planned: int
-    done: frozenset[str]
+    num_planned: int  # runs; 0 if unknown
+    done: frozenset[str]  # names of complete runs
     missing: tuple[PlannedRun, ...]
-    ended: bool
+    ended: bool  # no further run will complete
 
     @property
     def to_come(self) -> list[PlannedRun]:
-        """The jobs that will still end, those that run first."""
+        """The runs that may still complete, running ones first."""
         return sorted((job for job in self.missing if not job.failed), key=lambda job: not job.since)
 
 
@@ -78,6 +75,7 @@ def progress(sweep: Path) -> SweepProgress:
     command = sweep / "multirun.yaml"
     began = _written(command)
     jobs, outcomes = _planned(command, began), _outcomes(sweep / "sweep.jsonl", began)
+    # Without a plan (a sweeper that draws its runs) every folder may be a run.
     names = jobs or [path.name for path in sweep.iterdir()]
     done = {name for name in names if _is_complete(sweep / name / "summary.json")}
     missing = [
@@ -93,7 +91,7 @@ def progress(sweep: Path) -> SweepProgress:
 
 
 def _is_complete(summary: Path) -> bool:
-    """Return whether it is of a complete run, not of one that was stopped: it says so in its second line."""
+    """Return whether the run is complete, from the second line of its summary.json."""
     try:
         with summary.open(encoding="utf-8") as file:
             return '"status": "completed"' in file.read(100)
@@ -102,20 +100,20 @@ def _is_complete(summary: Path) -> bool:
 
 
 def _job(folder: Path, name: str, world_size: int, outcome: dict[str, Any], began: float) -> PlannedRun:
-    """Return what became of a run that is not complete, since the command began."""
+    """Return the state of a run that is not complete; files from before the command began do not count."""
     if outcome.get("outcome") == "failed":
         return PlannedRun(name, world_size, failed=str(outcome.get("why")))
     config, metrics = folder / "config.yaml", folder / "metrics.jsonl"
-    # A job in a queue has its config.yaml already.
-    telling = (metrics,) if outcome.get("outcome") == "submitted" else (config, metrics)
-    if max(map(_written, telling)) < began:
+    # A job that waits in a queue has its config.yaml already: only metrics.jsonl shows that it runs.
+    signs = (metrics,) if outcome.get("outcome") == "submitted" else (config, metrics)
+    if max(map(_written, signs)) < began:
         return PlannedRun(name, world_size)
     part = _part_done(config, metrics)
     return PlannedRun(name, world_size, max(began, _written(config)), part, math.floor(4 * part))
 
 
 def _written(path: Path) -> float:
-    """Return when a file was written last, 0 if there is none."""
+    """Return the time of a file's last change, seconds since the epoch; 0 if there is no file."""
     try:
         return path.stat().st_mtime
     except OSError:
@@ -123,11 +121,11 @@ def _written(path: Path) -> float:
 
 
 def _part_done(config: Path, metrics: Path) -> float:
-    """Return the part of its environment steps that a run has done, 0 where its files do not say yet."""
+    """Return the fraction of its environment steps that a run has done, 0 if unknown."""
     try:
         with metrics.open("rb") as file:
             file.seek(max(0, metrics.stat().st_size - 20_000))
-            last = file.read().splitlines()[-2]  # the last may be cut short
+            last = file.read().splitlines()[-2]  # the last line may be cut short
         return min(1.0, json.loads(last)["env_steps"] / OmegaConf.load(config).ppo.total_steps)
     except (OSError, ValueError, IndexError, KeyError, AttributeError):
         return 0.0
@@ -135,12 +133,16 @@ def _part_done(config: Path, metrics: Path) -> float:
 
 @lru_cache(maxsize=1)
 def _planned(command: Path, written: float) -> dict[str, int]:
-    """Return {folder: W} of all runs of the command, in its order; none if a sweeper draws them as it goes."""
+    """Return {folder: W} for all runs of the command, in order; {} if a sweeper chooses them on the way.
+
+    written: the time of the command's last change, so that the cache holds one version of it.
+    """
     if not written:
         return {}
     config, parser = OmegaConf.load(command), OverridesParser.create()
     naming, params = config.hydra.job.config.override_dirname, config.hydra.sweeper.get("params") or {}
     given = [*(f"{key}={value}" for key, value in params.items()), *config.hydra.overrides.task]
+    # Expand the command as Hydra does.
     try:
         (batch,) = BasicSweeper.split_arguments(parser.parse_overrides(given), None)
     except (HydraException, ValueError):
@@ -154,7 +156,7 @@ def _planned(command: Path, written: float) -> dict[str, int]:
 
 
 def _outcomes(journal: Path, began: float) -> dict[str, dict[str, Any]]:
-    """Return the last word on each run since the command began."""
+    """Return the last outcome of each run since the command began, by name."""
     found = {}
     for line in journal.read_text().splitlines() if journal.exists() else ():
         try:
@@ -167,23 +169,24 @@ def _outcomes(journal: Path, began: float) -> dict[str, dict[str, Any]]:
 
 
 def _is_held(lock: Path) -> bool:
-    """Return whether a command works on the sweep. To know it takes the hold, shared, for an instant."""
+    """Return whether a command holds the sweep's lock, by trying to take it, shared, for an instant."""
     try:
         with lock.open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as e:  # others: no such file, or a file system without locks
+    except OSError as e:  # another error: there is no such file, or the file system has no locks
         return isinstance(e, BlockingIOError)
     return False
 
 
-# -- when the rest will be there -------------------------------------------------------------------------------------
+# -- When the remaining runs will end.
 
 
 def expected(now: SweepProgress, runs: Sequence[Run], at: float) -> dict[str, float]:
-    """Return {run: when it will end}, in seconds since the epoch, of the runs to come, as far as that can be told.
+    """Return {run: its expected end} in seconds since the epoch, for the runs with a known duration.
 
-    As many run at once as run `at` this moment, the others follow in turn.
+    It is assumed that always as many runs run at once as now, `at`; the others follow in order.
     """
+    # A lane is one of the places in which runs follow each other; its value is the time when it is free.
     lanes, found = [at] * max(1, sum(job.since > 0 for job in now.to_come)), {}
     for place, job in enumerate(now.to_come):
         seconds = _seconds(job.world_size, runs)
@@ -198,7 +201,11 @@ def expected(now: SweepProgress, runs: Sequence[Run], at: float) -> dict[str, fl
 
 
 def _seconds(world_size: int, runs: Sequence[Run]) -> float:
-    """Return how long a run takes: the median of those with this W, else by the law that FPS(W) follows so far."""
+    """Return the expected duration of a run, NaN if unknown.
+
+    It is the median of complete runs with this W, or else the duration at the nearest W, scaled by the scalability law
+    fitted to the FPS so far.
+    """
     if same := [_elapsed(run) for run in runs if run.world_size == world_size]:
         return median(same)
     if not runs:
@@ -210,7 +217,7 @@ def _seconds(world_size: int, runs: Sequence[Run]) -> float:
 
 
 def _elapsed(run: Run) -> float:
-    """Return the seconds from a run's start to its end, with all that is not training."""
+    """Return the seconds from a run's start to its end, start-up and evaluation included."""
     try:
         start, end = map(datetime.fromisoformat, (run.origin.started_at, run.origin.finished_at))
     except ValueError:
@@ -218,13 +225,14 @@ def _elapsed(run: Run) -> float:
     return max(run.wall_s, (end - start).total_seconds())
 
 
-# -- the page that keeps up with it ----------------------------------------------------------------------------------
+# -- The page.
 
 
 def watch(options: ReportOptions, say: Callable[[str], None]) -> tuple[Report, Path]:
-    """Keep the report current until the sweep has ended or Ctrl-C; return the last report and its folder.
+    """Update the report until the sweep has ended or Ctrl-C; return the last report and its folder.
 
-    `say` is told of every page. Raises ConfigError where there is no sweep, or it ended without a run to report.
+    say: called with a line for every new page. Raises ConfigError if there is no sweep, or none of its runs can be
+    reported at its end.
     """
     sweep, folder = Path(options.path), files.folder_of(options)
     if options.others:
@@ -232,11 +240,13 @@ def watch(options: ReportOptions, say: Callable[[str], None]) -> tuple[Report, P
     if not sweep.is_dir():
         raise RunFolderError(f"watch=true needs the folder of a sweep, {sweep} is none")
     with suppress(OSError):
-        os.nice(19)  # the runs that are measured come first
+        os.nice(19)  # the runs that are measured have priority
+    # shown: the state on the page. rested: when the next page may be made.
     report, shown, rested, known = Report([], [], [], options), None, 0.0, Known()
     try:
         while not (now := progress(sweep)).ended:
             if now != shown and time.monotonic() >= rested:
+                # Compute the report again only if a run has completed since the last page.
                 began, trouble = time.process_time(), ""
                 if now.done and (shown is None or now.done != shown.done):
                     try:
@@ -244,10 +254,10 @@ def watch(options: ReportOptions, say: Callable[[str], None]) -> tuple[Report, P
                     except ConfigError as e:
                         trouble = f"There is no report yet: {e}."
                 ends = expected(now, [run for _, run in known.values()], time.time())
-                files.write(_without(report, now), folder, _told(now, ends, trouble))
+                files.write(_without(report, now), folder, _sweep_state(now, ends, trouble))
                 say(f"{_in_short(now, ends)}: {folder / 'report.html'}")
-                shown, rested = now, time.monotonic() + (time.process_time() - began) / _BUSY
-            time.sleep(_LOOK_EVERY_S)
+                shown, rested = now, time.monotonic() + (time.process_time() - began) / _MAX_LOAD
+            time.sleep(_INTERVAL_S)
     except KeyboardInterrupt:
         said = f"Watched until {_clock(time.time())}. The sweep may have gone on: make the report again to see more."
         files.write(report, folder, Live([said]))
@@ -256,14 +266,14 @@ def watch(options: ReportOptions, say: Callable[[str], None]) -> tuple[Report, P
 
 
 def _without(report: Report, now: SweepProgress) -> Report:
-    """Return the report without the runs among what is left out that have only not ended yet."""
+    """Return the report without runs that are left out only because they have not ended yet."""
     to_come = {job.name for job in now.to_come}
     left_out = [item for item in report.left_out if Path(item.path).name not in to_come]
     return replace(report, left_out=left_out)
 
 
-def _told(now: SweepProgress, ends: dict[str, float], trouble: str) -> Live:
-    """Return what the page says of the sweep."""
+def _sweep_state(now: SweepProgress, ends: dict[str, float], trouble: str) -> Live:
+    """Return the part of the page about the sweep: a sentence, and a table of the missing runs."""
     missing = [
         [job.name, str(job.world_size), "running" if job.since else "waiting", _clock(ends.get(job.name))]
         for job in now.to_come
@@ -271,12 +281,13 @@ def _told(now: SweepProgress, ends: dict[str, float], trouble: str) -> Live:
     missing += [
         [job.name, str(job.world_size), f"failed: {job.failed}", ""] for job in now.missing if job.failed
     ]
-    first = f"{_in_short(now, ends)}. As of {_clock(time.time())}; the page loads itself again."
+    first = f"{_in_short(now, ends)}. As of {_clock(time.time())}; the page reloads itself."
     table = Shown(["run", "W", "state", "expected"], missing, text=True)
     return Live([first, trouble] if trouble else [first], table, _REFRESH_S)
 
 
 def _in_short(now: SweepProgress, ends: dict[str, float]) -> str:
+    """Return how many runs are complete, and when the last (or the first known) of the others is expected."""
     planned = f" of {now.num_planned} runs" if now.num_planned else ""
     done = f"Complete: {len(now.done)}{planned}" if now.done else "Nothing is complete yet"
     if len(ends) == len(now.to_come) > 0:
@@ -285,7 +296,7 @@ def _in_short(now: SweepProgress, ends: dict[str, float]) -> str:
 
 
 def _clock(at: float | None) -> str:
-    """Return a time of day, with the date if it is not today's."""
+    """Return the time of day, with the date if it is another day; "" for None."""
     if at is None:
         return ""
     today = time.strftime("%j", time.localtime(at)) == time.strftime("%j")

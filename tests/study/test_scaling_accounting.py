@@ -5,7 +5,7 @@ import pytest
 
 from ddppo.errors import ConfigError
 from ddppo.study.explain.accounting import accounts
-from ddppo.study.explain.words import explained, stalls
+from ddppo.study.explain.sentences import explained, stalls
 from ddppo.study.measure.speedup import study
 from ddppo.study.predict.model import fit
 from ddppo.study.read.record import Origin
@@ -191,7 +191,7 @@ def test_fewer_workers_are_advised_on_crowded_cores_only_where_they_are_no_slowe
         make_run(w, parts={"t_rollout": 0.08 / w, "t_sync": t}, cores=2)
         for w, t in ((1, 0), (2, 0.0001), (8, seconds))
     ]
-    assert in_words(of(*runs)).endswith(f"What would help: {said}")
+    assert in_words(of(*runs)).endswith(f"Remedy: {said}")
 
 
 def test_sleeping_environments_that_scale_well_blame_the_cores_for_little():
@@ -246,7 +246,7 @@ def test_the_paragraph_names_the_main_cause_the_rank_what_curing_it_gives_and_a_
     assert "whose rollouts took 2 times as long as the others'" in words
     assert "efficiency 50 %" in words
     assert "With that gone, efficiency would be about 100 %" in words
-    assert "What would help: find what slows rank 3 (other programs, its environments)" in words
+    assert "Remedy: find what slows rank 3 (other programs, its environments)" in words
 
 
 @pytest.mark.parametrize(
@@ -341,7 +341,7 @@ def test_no_part_is_more_than_the_whole():
     words = in_words(of(base, make_run(4, parts={"t_rollout": 1.0, "t_learn": 0.5, "t_comm": 1.5})))
     # Efficiency 83 %: exchanges take 50 % of the iteration, acting on less data 33 % less than ideal.
     assert "50 % of the iteration (1.5 s) goes to communication" in words
-    assert "Gained, being less than ideal: acting 33 %" in words
+    assert "Less than ideal, a gain: acting 33 %" in words
     assert "With that gone" not in words  # efficiency would be 167 %
 
 
@@ -354,7 +354,7 @@ def test_what_a_part_takes_is_unexplained_where_runs_do_not_tell_it():
     (account,) = accounts(found)
     assert account.missing == ("t_learn", "t_sync", "t_comm", "t_other")
     assert account.shares["unexplained"] == pytest.approx(account.loss)
-    assert "do not tell t_learn, t_sync, t_comm, t_other" in in_words(found)
+    assert "do not record t_learn, t_sync, t_comm, t_other" in in_words(found)
 
 
 @pytest.mark.parametrize(

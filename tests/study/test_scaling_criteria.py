@@ -119,7 +119,7 @@ def test_an_unexplained_part_under_5_percent_passes_and_more_fails():
     told = {"t_rollout": hardly.times["t_rollout"], "t_iter": hardly.times["t_iter"]}
     verdict = explained_loss(of(base, replace(hardly, times=told)))
     assert verdict.result == UNCERTAIN
-    assert "the runs do not tell t_learn, t_sync, t_comm, t_other" in verdict.reason
+    assert "the runs do not record t_learn, t_sync, t_comm, t_other" in verdict.reason
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ def test_a_seed_that_never_gets_there_is_slower_than_all_that_do_and_leaves_no_i
     assert found.best.study.topology == "sync_actors"
     assert found.behind[0].times.median == math.inf
     said = report([ddp(0, math.inf), ddp(1, math.inf), ddp(2, 2.0)], SEEDS[1]).topologies[0].said
-    assert said[1].startswith("ddp at W=2 was there in 1 of 3 seeds: later, or never.")
+    assert said[1].startswith("ddp at W=2 reached it in 1 of 3 seeds: later, or never.")
 
 
 def test_seeds_where_one_of_two_never_got_there_count_and_are_told():
@@ -143,30 +143,31 @@ def test_seeds_where_one_of_two_never_got_there_count_and_are_told():
     assert found.times.values == (2.0, 1.5, math.inf)
     said = report([ddp(0, 4.0), ddp(1, 9.0), ddp(2, math.inf)], SEEDS[1]).topologies[0].said
     assert said[1].startswith(
-        "ddp at W=2 takes 2 times as long (1.5 to 2 over 2 seeds, it never got there in 1 seed)"
+        "ddp at W=2 takes 2 times as long (1.5 to 2 over 2 seeds, only it never reached the target in 1 seed)"
     )
     best = [sync_actors(0, 2.0), sync_actors(1, math.inf), sync_actors(2, 3.0)]
     said = report(SEEDS[0], best).topologies[0].said
     assert said[1].startswith(
-        "ddp at W=2 takes 2 times as long (2 to 6.67 over 2 seeds, only it did in 1 seed)"
+        "ddp at W=2 takes 2 times as long (2 to 6.67 over 2 seeds, only it reached the target in 1 seed)"
     )
 
 
 def test_it_is_said_what_another_would_have_to_lose_of_what_it_is_measured_to_spend():
     said = " ".join(report(*SEEDS).topologies[0].said)
-    assert "sync_actors at W=3 is soonest at a return of 50 here: 6 s, median of 3 seeds." in said
+    assert "sync_actors at W=3 reaches a return of 50 first here: 6 s, median of 3 seeds." in said
     assert (
-        "ddp at W=2 takes 1.5 times as long (95 % interval 0.862 to 2.8 over 3 seeds, so not surely)" in said
+        "ddp at W=2 takes 1.5 times as long (95 % interval 0.862 to 2.8 over 3 seeds, so the order is not certain)"
+        in said
     )
     assert (
         "its iterations of 10 ms would have to be 33 % shorter: of the worker's time 50 % is waiting" in said
     )
     assert "30 % is communication (20 messages, 2 kB an iteration)" in said
     assert "that is 42 % of its waiting and communication." in said  # a third of 80 %
-    assert "sync_actors at W=3 exchanges 2 an iteration, 0 % of the learner's time, the fewest." in said
+    assert "sync_actors at W=3 exchanges 2 in an iteration, 0 % of the learner's time, the fewest." in said
     assert (
-        "Predicted at W=32, of others than ddp by a law of W, which knows no environments: not ddp, sync_actors,"
-        in said
+        "Predicted at W=32, by the model of ddp, or for another topology by a law of W that does not know "
+        "environments: not ddp, sync_actors," in said
     )
 
 
@@ -180,7 +181,7 @@ def test_where_more_steps_are_needed_rather_than_longer_ones_that_is_said():
     behind = said.topologies[0].said[1]
     assert "takes 2.4 times as long (2.4 to 2.4 over 1 seed, too few for an interval)" in behind
     assert "and 3 times the environment steps" in behind
-    assert behind.endswith("It needs more steps rather than longer ones: a step takes 0.8 times as long.")
+    assert behind.endswith("It needs more environment steps; a step takes 0.8 times as long.")
 
 
 def test_settings_that_differ_besides_the_topology_are_said():

@@ -169,7 +169,7 @@ def test_the_page_keeps_up_with_a_sweep_and_ends_with_it(running, monkeypatch):
 
     monkeypatch.setattr(time, "sleep", look)
     monkeypatch.setattr(watching.os, "nice", lambda by: None)
-    monkeypatch.setattr(watching, "_BUSY", 1e9)
+    monkeypatch.setattr(watching, "_MAX_LOAD", 1e9)
     monkeypatch.setattr("ddppo.study.read.run_folders.read_run", reading)
     report, _ = watch(ReportOptions(path=str(running.folder), watch=True), lambda text: None)
     assert "Nothing is complete yet." in pages[0]

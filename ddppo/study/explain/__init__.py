@@ -1,1 +1,1 @@
-"""Why efficiency is lost, and whether the study succeeded."""
+"""Explain a study: causes of lost time (accounting), the verdict (criteria), and texts (sentences, topologies)."""

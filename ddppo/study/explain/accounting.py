@@ -1,11 +1,12 @@
-"""Why E(W) is below 1: the loss 1 - E(W) as a sum of causes. docs/report.md, "Why", has the formulas and their reasons.
+"""Why is the efficiency E(W) below 1? The loss 1 - E(W) as a sum of causes.
 
-With tau = (steps per iteration) / FPS of one run, p the seconds of it in part p, means over ranks, and g the work of an
-iteration relative to the smallest W measured, W_1 (`speedup.work`),
+Let tau = (steps per iteration) / FPS be the time of an iteration of a run, p the seconds of it in part p (mean over
+ranks), and g the work of an iteration relative to the smallest W, W_1 (`speedup.work`). Then
 
     1 - E(W) = (tau(W) - g tau(W_1)) / tau(W) = sum over p of (p(W) - g p(W_1)) / tau(W) + unexplained.
 
-A negative share is a gain. The account of W is that of its seed with the median FPS.
+A negative share is a gain. The account of a W is that of its seed with the median FPS. docs/report.md, "Why: the loss
+by cause", has the formulas for slow ranks and crowded cores, with their reasons.
 """
 
 import math
@@ -29,25 +30,25 @@ CAUSES = {
     "unexplained": "unexplained",
 }
 _PARTS = dict(zip(("acting", "learning", "waiting", "communication", "other"), PARTS, strict=True))
-_MEMORY_BYTE_S, _BYTE_S = 1e-10, 1e-9  # assumed, of shared memory and of anything else
+_MEMORY_BYTE_S, _BYTE_S = (
+    1e-10,
+    1e-9,
+)  # assumed seconds per byte through shared memory, and through anything else
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The loss at one W. shares: by key of CAUSES, parts of the iteration's time; they add up to `loss` = 1 - E(W).
-
-    by_seed: the share of each cause in the account of every seed, in the order of the seeds. missing: the parts that
-    the runs do not tell, which are in the unexplained rest. cores_between: what the cores may take at least and at most
-    where no calm W tells them from what the parts cost anyway.
-    """
+    """The loss at one W, by cause."""
 
     world_size: int
     efficiency: float
-    wall_per_iter: float
-    shares: dict[str, float]
-    by_seed: dict[str, tuple[float, ...]]
-    missing: tuple[str, ...] = ()
-    cores_between: tuple[float, float] | None = None
+    wall_per_iter: float  # seconds
+    shares: dict[str, float]  # of each of CAUSES in the iteration's time; they add up to the loss, 1 - E(W)
+    by_seed: dict[str, tuple[float, ...]]  # the same in the account of each seed, in the order of the seeds
+    missing: tuple[str, ...] = ()  # parts that the runs do not record; their time is unexplained
+    cores_between: tuple[float, float] | None = (
+        None  # bounds of the share of crowded cores, if it is uncertain
+    )
 
     @property
     def loss(self) -> float:
@@ -65,20 +66,21 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """An iteration of one run, or of the median seed: steps, FPS, and seconds of each cause, NaN if unknown."""
+    """An iteration of one run, or of the median seed."""
 
     world_size: int
-    steps: float
+    steps: float  # environment steps of all ranks
     fps: float
-    seconds: dict[str, float]
+    seconds: dict[str, float]  # by cause; NaN if unknown
 
     @property
     def tau(self) -> float:
+        """Seconds of the iteration, by throughput."""
         return self.steps / self.fps
 
 
 def cause_name(cause: str, rule: str) -> str:
-    """Return what a cause is called under a scaling rule."""
+    """Return the name of a cause under a scaling rule."""
     if cause == "acting":
         return "slower acting on smaller batches" if rule == "strong" else "slower acting"
     if cause == "learning":
@@ -87,13 +89,16 @@ def cause_name(cause: str, rule: str) -> str:
 
 
 def accounts(study: Study) -> list[Account]:
-    """Return the account of every W above the smallest; none where a run says nothing about its time, or has ranks that
-    are not in step: their times are no parts of an iteration."""
+    """Return the account of every W above the smallest.
+
+    A W with a run that does not record its times has none. Nor has any W if ranks go at their own pace, because their
+    times are not parts of one iteration.
+    """
     if not all(run.ranks_are_in_step for run in study.runs):
         return []
     base = study.rows[0]
     spent: dict[int, list[Spent]] = {}
-    calm: Spent | None = None  # of the largest W above 1 without crowded cores
+    calm: Spent | None = None  # the largest W above 1 without crowded cores
     for row in study.rows:
         runs = study.runs_at(row.world_size)
         if all(run.steps.size and any(part in run.times for part in PARTS) for run in runs):
@@ -102,14 +107,18 @@ def accounts(study: Study) -> list[Account]:
                 calm = _middle(spent[row.world_size])
     if study.baseline not in spent:
         return []
-    of_base = _middle(spent[study.baseline])
-    told = [row for row in study.rows[1:] if row.world_size in spent]
-    return [_account(study, row, spent[row.world_size], of_base, calm) for row in told]
+    first = _middle(spent[study.baseline])
+    rows = [row for row in study.rows[1:] if row.world_size in spent]
+    return [_account(study, row, spent[row.world_size], first, calm) for row in rows]
 
 
 def _spent(run: Run, slow: Slowness) -> Spent:
-    """Return means over iterations and ranks. What slow ranks cost is theirs, not acting's, learning's or waiting's."""
+    """Return the seconds of each cause in a run: means over iterations and ranks.
+
+    The cost of slow ranks is a cause of its own, so it is taken out of acting, learning and waiting.
+    """
     means = {c: float(run.times[p].mean()) if p in run.times else math.nan for c, p in _PARTS.items()}
+    # A worker alone neither waits nor communicates, even if its run does not record that.
     if run.world_size == 1:
         means |= {c: 0.0 for c in ("waiting", "communication") if math.isnan(means[c])}
     own = {cause: slow.own.get(_PARTS[cause], 0.0) for cause in ("acting", "learning")}
@@ -120,9 +129,9 @@ def _spent(run: Run, slow: Slowness) -> Spent:
 
 
 def _middle(spent: Sequence[Spent]) -> Spent:
-    """Return the one of median FPS; of an even number the mean of the two in the middle.
+    """Return the run with the median FPS, or the mean of the two in the middle of an even number.
 
-    Seconds are weighted by FPS: tau is then the mean of their steps / the mean of their FPS, as E(W) has it.
+    The mean weights seconds by FPS, so that its tau is (mean steps) / (mean FPS), as in the definition of E(W).
     """
     ordered = sorted(spent, key=lambda one: one.fps)
     a, b = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
@@ -134,6 +143,7 @@ def _middle(spent: Sequence[Spent]) -> Spent:
 def _account(
     study: Study, row: SpeedupRow, spent: Sequence[Spent], base: Spent, calm: Spent | None
 ) -> Account:
+    """Return the account of one W: its shares, those of every seed, and the parts that are not recorded."""
     here = _middle(spent)
     shares, between = _shares(study, row, here, base, calm)
     each = [_shares(study, row, one, base, calm)[0] for one in spent]
@@ -145,9 +155,11 @@ def _account(
 def _shares(
     study: Study, row: SpeedupRow, here: Spent, base: Spent, calm: Spent | None
 ) -> tuple[dict[str, float], tuple[float, float] | None]:
-    """Return the share of every cause, and the bounds of the cores' where they cannot be told."""
+    """Return the share of every cause, and bounds for the share of crowded cores if it is uncertain."""
+    # 1. Seconds of each cause beyond the ideal.
     g = work(here.steps, row.world_size, study.rows[0])
     excess = {cause: _known(seconds - g * base.seconds[cause]) for cause, seconds in here.seconds.items()}
+    # 2. Crowded cores (`turns` compute threads share a core): the part of each excess that more cores would save.
     turns, between = row.oversubscription / study.rows[0].oversubscription, None
     cores: dict[str, float] = {}
     if turns > 1:
@@ -155,8 +167,10 @@ def _shares(
         more = {c: _known(max(here.seconds[c] - own, 0.0)) for c, own in alone.items()}
         cores = {c: min(seconds, max(excess[c], 0.0)) for c, seconds in more.items()}
         if calm is None:
+            # No W without crowded cores tells the two apart: from nothing to all of the excess may be the cores'.
             most = cores | {c: max(excess[c], 0.0) for c in ("communication", "waiting")}
             between = 0.0, math.fsum(most.values()) / here.tau
+    # 3. Shares of the iteration; the rest is unexplained.
     excess = {cause: seconds - cores.get(cause, 0.0) for cause, seconds in excess.items()}
     excess["cores"] = math.fsum(cores.values())
     shares = {cause: excess[cause] / here.tau for cause in CAUSES if cause != "unexplained"}
@@ -167,30 +181,33 @@ def _shares(
 def _on_cores_of_its_own(
     study: Study, here: Spent, base: Spent, calm: Spent | None, turns: float
 ) -> dict[str, float]:
-    """Return what the parts of crowded W would take with a core for every thread, estimated from a calm W.
+    """Return the seconds that parts of a W with crowded cores would take with a core for every thread.
 
-    Of acting and learning at least p / turns: taking turns stretches them `turns` times. Without a calm W what does not
-    shrink is unknown: turns are taken to stretch g p(W_1), and communication and waiting, `turns` times.
+    They are estimated from `calm`, the largest W without crowded cores. Acting and learning take at least p / turns,
+    because taking turns stretches them at most `turns` times. Without such a W, it is assumed that turns stretch
+    g p(W_1), communication and waiting `turns` times.
     """
     g = work(here.steps, here.world_size, study.rows[0])
     ideal = {cause: g * base.seconds[cause] for cause in ("acting", "learning")}
     if calm is None:
         alone = {c: max(own, here.seconds[c] - (turns - 1) * own) for c, own in ideal.items()}
         return alone | {c: here.seconds[c] / turns for c in ("communication", "waiting")}
+    # Acting and learning: the ideal, and the part that does not shrink with W, which grows with 1 - g.
     w, seconds = calm.world_size, calm.seconds
     g_calm = work(calm.steps, w, study.rows[0])
     growth = (1 - g) / (1 - g_calm) if g_calm < 1 else float(w > study.baseline)
     fixed = {c: growth * max(seconds[c] - g_calm * base.seconds[c], 0.0) for c in ideal}
     return {c: max(own + fixed[c], here.seconds[c] / turns) for c, own in ideal.items()} | {
-        "communication": _exchanging(study.runs_at(here.world_size)[0], w, seconds["communication"]),
+        "communication": _communication(study.runs_at(here.world_size)[0], w, seconds["communication"]),
         "waiting": seconds["waiting"] * normal_expected_max(here.world_size) / normal_expected_max(w),
     }
 
 
-def _exchanging(run: Run, calm: int, seconds: float) -> float:
-    """Return what exchanging takes at the W of a run, of the seconds that it takes at the calm W.
+def _communication(run: Run, calm: int, seconds: float) -> float:
+    """Return the seconds of communication at the W of a run, from the `seconds` at the W without crowded cores.
 
-    What its bytes take at an assumed 10 GB/s of memory (else 1 GB/s) grows as they do, the rest as latencies do.
+    The time of the bytes, at an assumed 10 GB/s of memory (else 1 GB/s), grows as the bytes do. The rest of the seconds
+    grows as the number of latencies does.
     """
     by, num_bytes = run.origin.collective, run.num_parameters * run.number_bytes
     few, many = (own_sum(w, num_bytes, by, run.origin.num_hosts) for w in (calm, run.world_size))

@@ -1,4 +1,4 @@
-"""Whether a study succeeded: throughput rises, learning is unharmed, and the loss is explained."""
+"""Did a study succeed? Three criteria: throughput rises with W, returns do not suffer, and the loss is explained."""
 
 import math
 from collections import defaultdict
@@ -16,32 +16,33 @@ from ddppo.study.measure.statistics import difference, t_quantile
 from ddppo.study.read.record import Run
 
 PASS, FAIL, UNCERTAIN, UNKNOWN = "PASS", "FAIL", "NOT CERTAIN", "NOT MEASURED"
-_SMALL_LOSS = 0.1  # a loss below this is as good as none, and 5 % of it is noise
-_LEAST_INCREASE = 0.01
-_RUNS_DIFFER = 0.05  # of the speed of whole runs, where one seed does not tell
-_HALVES_DIFFER = 0.05  # of the iteration
+_SMALL_LOSS = 0.1  # a smaller loss counts as this: 5 % of it would be noise
+_LEAST_INCREASE = 0.01  # of FPS from one W to the next
+_RUNS_DIFFER = 0.05  # assumed standard deviation of FPS over runs, relative, if there is one seed
+_HALVES_DIFFER = 0.05  # tolerated difference of a share between halves, as a part of the iteration
 
 
 @dataclass(frozen=True, slots=True)
 class Criterion:
-    """One line of the verdict: result is PASS, FAIL, NOT CERTAIN or NOT MEASURED."""
+    """One line of the verdict."""
 
     name: str
-    result: str
+    result: str  # PASS, FAIL, NOT CERTAIN or NOT MEASURED
     reason: str
 
 
 def speedup_increases(study: Study) -> Criterion:
-    """PASS if FPS is surely more than 1 % above that of the W before at every W, FAIL if surely not above it at one.
+    """PASS if FPS certainly grows by more than 1 % from each W to the next; FAIL if it certainly does not grow at one.
 
-    Surely: by Welch's intervals of log FPS over seeds, which hold all at once in 95 % of studies (Bonferroni).
-    With one seed noise is that of blocks of iterations, and 5 % by which runs are taken to differ.
+    Certainty is by Welch's intervals of log FPS over seeds, which all hold at once in 95 % of studies (Bonferroni).
+    With one seed the noise is that of blocks of iterations, and an assumed difference of 5 % between runs.
     """
     name = "S(W) increases"
     if len(study.rows) < 2:
         return Criterion(name, UNKNOWN, f"only W={study.baseline} was measured")
     reason = ", ".join(f"S({row.world_size})={row.speedup.median:.3g}" for row in study.rows)
     confidence = 1 - (1 - CONFIDENCE) / (len(study.rows) - 1)
+    # Each W against the one before.
     unsure = []
     for before, row in pairwise(study.rows):
         low, high = _growth(study.runs_at(before.world_size), study.runs_at(row.world_size), confidence)
@@ -70,16 +71,16 @@ def _growth(before: list[Run], after: list[Run], confidence: float) -> tuple[flo
 
 
 def _noise(run: Run) -> float:
-    """Return the standard error of a run's mean iteration, relative to it; 0 where iterations are not known."""
+    """Return the relative standard error of a run's mean iteration; 0 if its iterations are unknown."""
     t_iter = run.times["t_iter"].mean(axis=1) if "t_iter" in run.times else np.ones(1)
     return standard_error(t_iter)[0] / float(t_iter.mean())
 
 
 def returns_agree(study: Study, *, relative: float, absolute: float | None = None) -> Criterion:
-    """PASS if at every W |mean R_W - mean R_1| <= tolerance, FAIL if its interval lies outside at one of them.
+    """PASS if |mean R_W - mean R_1| <= tolerance at every W; FAIL if an interval lies wholly outside; else NOT CERTAIN.
 
-    Between the two, and with one seed, it is NOT CERTAIN. tolerance = relative * |mean R_1|, or `absolute` if given.
-    The intervals are Welch's, and hold at all W at once in 95 % of studies (Bonferroni).
+    With one seed it is NOT CERTAIN. tolerance = relative * |mean R_1|, or `absolute` if given. The intervals are
+    Welch's, and hold at all W at once in 95 % of studies (Bonferroni).
     """
     name = "|R_W - R_1| within tolerance"
     groups = {w: _finals(study.runs_at(w)) for w in study.world_sizes}
@@ -89,6 +90,7 @@ def returns_agree(study: Study, *, relative: float, absolute: float | None = Non
         return Criterion(name, UNKNOWN, "the runs have no final return at two W (eval.final_episodes)")
     reference = sum(base) / len(base)
     tolerance = relative * abs(reference) if absolute is None else absolute
+    # Sort the differences by how they lie to the tolerance. The worst kind decides.
     said: dict[str, list[str]] = defaultdict(list)
     for w, values in others.items():
         apart = sum(values) / len(values) - reference
@@ -112,20 +114,22 @@ def returns_agree(study: Study, *, relative: float, absolute: float | None = Non
 
 
 def loss_explained(study: Study, found: list[Account], *, tolerance: float) -> Criterion:
-    """PASS if the causes add up to the loss, and either half of the runs gives them the shares of the other half.
+    """PASS if the causes add up to the loss, and have the same shares in both halves of the runs.
 
-    Add up: |unexplained(W)| < tolerance * max(|1 - E(W)|, 0.1) at every W, else FAIL. Halves are every second seed, or
-    with one seed the first and the second half of its iterations. Where a share differs by more than 0.05 of the
-    iteration it is FAIL if the halves name different main causes, else NOT CERTAIN.
+    They add up if |unexplained(W)| < tolerance * max(|1 - E(W)|, 0.1) at every W; else it is FAIL. Halves are every
+    second seed or, with one seed, the halves of its iterations. If a share differs by more than 0.05 of the iteration,
+    it is FAIL if the halves have different main causes, and NOT CERTAIN otherwise.
     """
     name = f"the causes add up (unexplained under {100 * tolerance:g} %), and are those of either half of the runs"
     if not found:
         return Criterion(name, UNKNOWN, "the runs do not say where their time went, or there is only one W")
+    # 1. Is the unexplained part small?
     worst = max(found, key=_unexplained)
     text = f"at most {100 * _unexplained(worst):.2g} % of the loss is unexplained, at W={worst.world_size}"
     if _unexplained(worst) >= tolerance:
-        untold = f"; the runs do not tell {', '.join(worst.missing)}" if worst.missing else ""
-        return Criterion(name, UNCERTAIN if untold else FAIL, text + untold)
+        missing = f"; the runs do not record {', '.join(worst.missing)}" if worst.missing else ""
+        return Criterion(name, UNCERTAIN if missing else FAIL, text + missing)
+    # 2. Do the halves agree?
     halves = [{a.world_size: a for a in accounts(speedup.study(half))} for half in _halves(study)]
     apart = [_apart(one, halves[1][w]) for w, one in halves[0].items() if w in halves[1]] if halves else []
     if not apart:
@@ -145,7 +149,7 @@ def _apart(one: Account, other: Account) -> tuple[int, float, list[str]]:
 
 
 def _halves(study: Study) -> list[list[Run]]:
-    """Return the runs in two halves that both have every W; nothing where one W has no halves."""
+    """Return the runs in two halves, both with every W; [] if a W cannot be halved."""
     first: list[Run] = []
     second: list[Run] = []
     for w in study.world_sizes:
@@ -153,6 +157,7 @@ def _halves(study: Study) -> list[list[Run]]:
         if len(runs) > 1:
             first, second = first + runs[::2], second + runs[1::2]
             continue
+        # One seed: halve its iterations.
         (run,) = runs
         count = len(run.steps) // 2
         if count < 2 or "t_iter" not in run.times:
@@ -163,7 +168,7 @@ def _halves(study: Study) -> list[list[Run]]:
 
 
 def _part(run: Run, kept: slice) -> Run:
-    """Return a run of some of its iterations, with the wall-clock time beside t_iter in proportion."""
+    """Return the run with some of its iterations, and FPS for these: time outside t_iter is in proportion to t_iter."""
     times, steps = {name: t[kept] for name, t in run.times.items()}, run.steps[kept]
     pace = float(steps.mean() / times["t_iter"].mean()) / float(run.steps.mean() / run.times["t_iter"].mean())
     return replace(run, times=times, steps=steps, fps=run.fps * pace)

@@ -1,1 +1,1 @@
-"""Speedup, efficiency and time to target of a study, over its seeds."""
+"""Measure a study: statistics over seeds, slow ranks, speedup over W, and topologies side by side, in this order."""

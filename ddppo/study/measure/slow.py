@@ -1,4 +1,8 @@
-"""Ranks that are always slower than the others, and what an iteration would be shorter by without that."""
+"""Which ranks are slow throughout a run, and how much time do they cost?
+
+A rank is slow relative to the level of the ranks that are not slow. Chance, crowded cores and differences that cost
+nothing are ruled out: the conditions are in `_slow_ranks`.
+"""
 
 import math
 from collections.abc import Mapping
@@ -10,87 +14,93 @@ from ddppo.study.measure.statistics import t_quantile
 from ddppo.study.read.record import Run
 
 PHASES = ("t_rollout", "t_learn")
-SLOW_RATIO = 1.1
-SLOW_MATTERS = 0.01
-_BLOCK = 5  # iterations; neighbours are not independent
-_APART = 4.0  # standard deviations of the ranks that are no slower than the level
-_SURE = 0.999
+SLOW_RATIO = 1.1  # a slow rank takes more than this many times the level ...
+SLOW_MATTERS = 0.01  # ... and exceeds it by more than this part of t_iter ...
+_DEVIATIONS = 4.0  # ... by more than this many standard deviations of the ranks below the level ...
+_CONFIDENCE = 0.999  # ... and not by chance, with this confidence
+_BLOCK = 5  # iterations; the times of neighbouring iterations are not independent
 
 
 @dataclass(frozen=True, slots=True)
 class Slowness:
-    """ranks: {phase: {rank: how many times the level of the others}}. Seconds per iteration:
+    """The slow ranks of a run, and their cost in seconds per iteration, by phase."""
 
-    own: what slow ranks take beyond the level in each phase, mean over all ranks. total: what the iteration is longer
-    by, mean over iterations of max over ranks of x - max over ranks of x', x' with slow ranks brought to the level.
-    """
-
-    ranks: dict[str, dict[int, float]]
-    own: dict[str, float]
+    ranks: dict[str, dict[int, float]]  # {phase: {rank: its time / the level}}
+    own: dict[str, float]  # time of slow ranks beyond the level, mean over all ranks
+    # Time by which the iteration is longer: mean over iterations of max over ranks of x - max over ranks of x', where
+    # x' has slow ranks brought to the level.
     total: dict[str, float]
 
 
 def slowness(run: Run, *, expected: Mapping[str, float], turns: float = 1.0) -> Slowness:
-    """Find the ranks of a run that are slow in acting or in learning.
+    """Find the ranks of a run that are slow in the rollout or in the update.
 
-    expected: seconds of each phase that the smallest W lets expect. turns: compute threads of a core relative to there:
-    where cores are crowded, taking turns alone may stretch a rank so many times.
+    Args:
+        expected: seconds of each phase, derived from the smallest W.
+        turns: compute threads per core, relative to the smallest W. Threads that take turns on a core may stretch a
+            rank so many times without being slow.
     """
     found = Slowness({}, {}, {})
     comparable = run.world_size > 1 and run.tells_ranks and run.ranks_are_alike
     for phase in PHASES if comparable else ():
         x = run.times.get(phase, np.zeros((1, 1)))
-        slow = _slow(x, expected.get(phase, math.nan), float(run.times["t_iter"].mean()), turns)
+        slow = _slow_ranks(x, expected.get(phase, math.nan), float(run.times["t_iter"].mean()), turns)
         if slow:
-            cured = x.copy()
-            cured[:, list(slow)] /= np.array(list(slow.values()))
+            # The same times with slow ranks brought to the level.
+            levelled = x.copy()
+            levelled[:, list(slow)] /= np.array(list(slow.values()))
             found.ranks[phase] = slow
-            found.own[phase] = float((x - cured).mean())
-            found.total[phase] = float((x.max(axis=1) - cured.max(axis=1)).mean())
+            found.own[phase] = float((x - levelled).mean())
+            found.total[phase] = float((x.max(axis=1) - levelled.max(axis=1)).mean())
     return found
 
 
-def _slow(x: np.ndarray, expected: float, t_iter: float, turns: float) -> dict[int, float]:
-    """Return {rank: times the level} of the slow columns of `x` `[iterations, W]`.
+def _slow_ranks(x: np.ndarray, expected: float, t_iter: float, turns: float) -> dict[int, float]:
+    """Return {rank: its time / the level} of the slow columns of `x` `[iterations, W]`.
 
-    Slow is above 1.1 turns times the level, by more than 1 % of t_iter, by more than 4 standard deviations of the ranks
-    below the level (half of a symmetric spread), and by more than chance from iteration to iteration (p < 0.001).
+    The mean of a slow rank is above SLOW_RATIO * turns times the level, and it exceeds the level by more than
+        - SLOW_MATTERS of t_iter,
+        - 4 standard deviations of the ranks below the level (they are one half of a symmetric spread), and
+        - chance from iteration to iteration (p < 0.001).
     """
     means = x.mean(axis=0)
     level = level_of(means, expected)
     spread = float(np.sqrt(((level - means[means <= level]) ** 2).mean()))
-    least = max((SLOW_RATIO * turns - 1) * level, SLOW_MATTERS * t_iter, _APART * spread)
+    least = max((SLOW_RATIO * turns - 1) * level, SLOW_MATTERS * t_iter, _DEVIATIONS * spread)
+    # Chance: the standard error of the difference to the ranks that are not slow.
     others = x[:, means <= SLOW_RATIO * level].mean(axis=1)
     found = {}
     for rank in np.flatnonzero(means - level > least) if level > 0 else ():
         noise, df = standard_error(x[:, rank] - others)
-        if noise == 0 or means[rank] - level > t_quantile(_SURE, df) * noise:
+        if noise == 0 or means[rank] - level > t_quantile(_CONFIDENCE, df) * noise:
             found[int(rank)] = float(means[rank] / level)
     return found
 
 
 def level_of(means: np.ndarray, expected: float = math.nan) -> float:
-    """Return the level of the ranks that are not slow: the lower median of their means, so that half may be slow.
+    """Return the level of the ranks that are not slow, from the means of all ranks.
 
-    More are where a group of fast ones stands clearly apart, and is nearer to what the smallest W lets expect.
+    It is the lower median of the means, so that up to half of the ranks may be slow. If a group of fast ranks stands
+    clearly apart and is nearer to `expected`, it is the median of that group: then most ranks may be slow.
     """
     ordered = np.sort(means)
     middle = float(ordered[(len(ordered) - 1) // 2])
     if len(ordered) < 3 or not (expected > 0 and ordered[0] > 0):
         return middle
+    # The fast group ends at the largest step from one mean to the next.
     cut = int((ordered[1:] / ordered[:-1]).argmax()) + 1
     fast, rest = ordered[:cut], ordered[cut:]
     within = max(float(fast.std()), float(rest.std()))
-    apart = rest[0] > SLOW_RATIO * fast[-1] and rest[0] - fast[-1] > _APART * within
+    apart = rest[0] > SLOW_RATIO * fast[-1] and rest[0] - fast[-1] > _DEVIATIONS * within
     level = float(fast[(cut - 1) // 2])
     nearer = abs(math.log(level / expected)) < abs(math.log(middle / expected))
     return level if apart and nearer else middle
 
 
 def standard_error(x: np.ndarray) -> tuple[float, int]:
-    """Return that of the mean of `x` `[iterations]`, 0 of one, and its degrees of freedom.
+    """Return the standard error of the mean of `x` `[iterations]`, and its degrees of freedom; 0 for one iteration.
 
-    Neighbours are not independent, means of blocks of them nearly are.
+    Neighbouring iterations are not independent. Means of blocks of them nearly are, and are used if there are enough.
     """
     if len(x) >= 5 * _BLOCK:
         x = np.array([block.mean() for block in np.array_split(x, len(x) // _BLOCK)])

@@ -1,4 +1,4 @@
-"""Speedup and efficiency against the number of workers W, by throughput and by time to target.
+"""How much faster is training with W workers? Speedup and efficiency, by throughput and by time to target.
 
 With FPS = environment steps of all ranks / seconds of training, after warm-up, and W_1 the smallest W measured
 (1, unless that is missing):
@@ -6,10 +6,10 @@ With FPS = environment steps of all ranks / seconds of training, after warm-up, 
     S(W) = FPS(W) / FPS(W_1),    E(W) = S(W) * W_1 / W,    and by time to target S_T(W) = T(W_1) / T(W).
 
 Under strong scaling W workers share one batch, so the ideal iteration is W times shorter. Under weak scaling each
-worker keeps its batch: an ideal iteration takes as long as with one worker and collects W times the steps, so S and
-E are defined on throughput, and S_T also depends on how learning takes to the larger batch.
+worker keeps its batch: an ideal iteration takes as long as with one worker and collects W times the steps. Hence S and
+E are defined on throughput, and S_T also depends on how well learning uses the larger batch.
 
-Medians are over seeds; source of the two readings: DD-PPO, arXiv:1911.00357, section 4.
+Medians are over seeds. Source of both readings: DD-PPO, arXiv:1911.00357, section 4.
 """
 
 import math
@@ -24,22 +24,24 @@ from ddppo.study.measure.slow import PHASES, Slowness, level_of, slowness
 from ddppo.study.measure.statistics import SeedMedian, estimate, ratio, time_estimate
 from ddppo.study.read.record import PARTS, Evaluation, Run, by_world_size
 
+# -- One run: when did it reach the target?
+
 
 def first_reaching(curve: Sequence[Evaluation], target_return: float) -> Evaluation | None:
-    """Return the first point at or above the target; nothing is interpolated between points."""
+    """Return the first point at or above the target, None if there is none. Nothing is interpolated."""
     return next((point for point in curve if point.return_mean >= target_return), None)
 
 
 def curve(run: Run) -> tuple[Evaluation, ...]:
-    """Return the evaluations of a run, or its windowed training returns if it was not evaluated while it trained."""
+    """Return the evaluations of a run, or its windowed training returns if it was evaluated at its end only."""
     return run.evaluations if len(run.evaluations) > 1 or not run.returns else run.returns
 
 
 def time_to_target(run: Run) -> float:
-    """Return the training seconds at which `curve` or an evaluation was first seen at or above the run's target.
+    """Return the training seconds until `curve` or an evaluation first was at or above the run's target.
 
-    +inf if it never was (the run is censored). NaN if there is no target or nothing to compare with it, and for a run
-    of several world sizes: their seconds are those of none of them.
+    +inf if it never was (the run is censored). NaN without a target or a return, and for a run of several world sizes,
+    because its seconds belong to none of them.
     """
     if not math.isnan(run.reached_at_s):
         return run.reached_at_s
@@ -47,12 +49,12 @@ def time_to_target(run: Run) -> float:
 
 
 def steps_to_target(run: Run) -> float:
-    """Return the same in environment steps of all ranks, also for a run of several world sizes."""
+    """Return the same in environment steps of all ranks; a run of several world sizes has them too."""
     return _to_target(run, "env_steps")
 
 
 def _to_target(run: Run, what: str) -> float:
-    # A run that was evaluated only at its end was at the target then at the latest.
+    # Evaluations count besides training returns: one at the end may be the first at the target.
     points = sorted({*curve(run), *run.evaluations}, key=lambda point: point.wall_s)
     if math.isnan(run.target_return) or not points:
         return math.nan
@@ -60,56 +62,53 @@ def _to_target(run: Run, what: str) -> float:
     return math.inf if reached is None else float(getattr(reached, what))
 
 
+# -- One W: all its runs.
+
+
 @dataclass(frozen=True, slots=True)
 class MeasuredRank:
-    """One rank at one W: mean seconds per iteration, and whether the others wait for it.
-
-    ratio: t_rollout / that of the ranks that are not slow. blame: share of all ranks' waiting in iterations where this
-    rank waited least, i.e. arrived last. slow: {phase: times the others', median over seeds} where it is slow in at
-    least half of the seeds.
-    """
+    """One rank at one W, over iterations and seeds."""
 
     rank: int
-    times: dict[str, float]
+    times: dict[str, float]  # mean seconds per iteration, "t_iter" and PARTS
     t_rollout_p5: float
     t_rollout_p95: float
-    ratio: float
-    blame: float
-    slow: dict[str, float]
-
-
-# -- by W ------------------------------------------------------------------------------------------------------------
+    ratio: float  # t_rollout / the level of the ranks that are not slow
+    blame: float  # share of all waiting that is charged to this rank, because it waited least and so arrived last
+    slow: dict[
+        str, float
+    ]  # {phase: its time / the level, median over seeds} if slow in at least half of the seeds
 
 
 @dataclass(frozen=True, slots=True)
 class SpeedupRow:
-    """One W of a study. Estimates are over seeds; times are seconds, over ranks, iterations and seeds.
-
-    cores: of all machines that ran W, 0 if unknown. oversubscription is compute threads per core where they exceed
-    it, else 1. slowness: of each seed. num_reached: seeds that reached the target.
-    """
+    """One W of a study."""
 
     world_size: int
     seeds: tuple[int, ...]
+    # Sizes.
     num_envs: int
     rollout_steps: int
-    steps_per_iter: float
-    threads: int
-    cores: int
-    oversubscription: float
+    steps_per_iter: float  # environment steps of all ranks
+    threads: int  # compute threads of a rank
+    cores: int  # of all machines; 0 if unknown
+    oversubscription: float  # compute threads per core, at least 1
+    # Speed, over seeds.
     fps: SeedMedian
     speedup: SeedMedian
     efficiency: SeedMedian
     time_to_target: SeedMedian
-    num_reached: int
+    num_reached: int  # seeds that reached the target
     speedup_by_target: SeedMedian
     efficiency_by_target: SeedMedian
-    t_iter: dict[str, float]
-    parts: dict[str, float]
-    ranks: tuple[MeasuredRank, ...]
-    slowness: tuple[Slowness, ...]
+    # Seconds of an iteration.
+    t_iter: dict[str, float]  # mean, p50, p95, max over iterations and seeds, of the mean over ranks
+    parts: dict[str, float]  # mean of each of PARTS over ranks, iterations and seeds
+    ranks: tuple[MeasuredRank, ...]  # empty if runs have no times of single ranks
+    slowness: tuple[Slowness, ...]  # of each seed
+    # Learning.
     final_return: SeedMedian
-    stability: dict[str, dict[str, float]]
+    stability: dict[str, dict[str, float]]  # p5, p50, p95 of train/* metrics
 
     @property
     def rho_comm(self) -> float:
@@ -126,13 +125,13 @@ class SpeedupRow:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """The runs of one study and what follows from them at each W; `baseline` is the smallest W."""
+    """The runs of one study, and a row for each W."""
 
-    runs: tuple[Run, ...]
-    rows: tuple[SpeedupRow, ...]
+    runs: tuple[Run, ...]  # by W and seed
+    rows: tuple[SpeedupRow, ...]  # by W
     env_id: str
     rule: str
-    target_return: float
+    target_return: float  # NaN if there is none
 
     @property
     def topology(self) -> str:
@@ -140,6 +139,7 @@ class Study:
 
     @property
     def baseline(self) -> int:
+        """The smallest W, W_1 in formulas."""
         return self.rows[0].world_size
 
     @property
@@ -154,7 +154,7 @@ class Study:
 
 
 def study(runs: list[Run]) -> Study:
-    """Compute every row of a study from its runs, which are of one task, rule and target."""
+    """Compute the rows of a study from its runs, which have one task, rule and target."""
     if not runs:
         raise ConfigError("there is no usable run to report on")
     ordered = sorted(runs, key=lambda run: (run.world_size, run.seed))
@@ -165,7 +165,7 @@ def study(runs: list[Run]) -> Study:
 
 
 def _slowness(runs: list[Run], base: SpeedupRow | None) -> tuple[Slowness, ...]:
-    """Return which ranks are slow in each run, by what `base` lets expect of ranks that are not."""
+    """Return the slow ranks of each run. `base`, the row of the smallest W, gives the expected times."""
     expected, turns = {}, 1.0
     if base is not None:
         g = work(_steps(runs), runs[0].world_size, base)
@@ -177,7 +177,7 @@ def _slowness(runs: list[Run], base: SpeedupRow | None) -> tuple[Slowness, ...]:
 
 
 def work(steps_per_iter: float, world_size: int, base: SpeedupRow) -> float:
-    """Return g, what a worker has to do in an iteration relative to one at the smallest W.
+    """Return g, the work of a worker in an iteration relative to the smallest W.
 
     g = (steps per iteration at W / at W_1) * W_1 / W: W_1 / W under strong scaling, 1 under weak scaling.
     """
@@ -185,22 +185,24 @@ def work(steps_per_iter: float, world_size: int, base: SpeedupRow) -> float:
 
 
 def _steps(runs: list[Run]) -> float:
-    """Return environment steps of all ranks per iteration, NaN if no run tells them."""
+    """Return environment steps of all ranks per iteration, NaN if unknown."""
     steps = np.concatenate([run.steps for run in runs])
     return float(steps.mean()) if steps.size else math.nan
 
 
 def _oversubscription(run: Run) -> float:
-    """Return compute threads per core, at least 1; 1 where cores are not known."""
+    """Return compute threads per core, at least 1; 1 if the number of cores is unknown."""
     return max(1.0, run.world_size * run.origin.threads_per_rank / run.cores) if run.cores else 1.0
 
 
 def _row(runs: list[Run], base: list[Run], slow: tuple[Slowness, ...]) -> SpeedupRow:
+    """Return the row of one W from its runs and those of the smallest W."""
     run, relative = runs[0], runs[0].world_size / base[0].world_size
     fps = [r.fps for r in runs]
     reach = [time_to_target(r) for r in runs]
     speedup = ratio(fps, fps if runs is base else [r.fps for r in base])
     by_target = ratio(reach, reach if runs is base else [time_to_target(r) for r in base], inverse=True)
+    # Times [iterations of all seeds, W] that all runs have.
     names = [n for n in ("t_iter", *PARTS) if all(n in r.times for r in runs)]
     times = {name: np.concatenate([r.times[name] for r in runs]) for name in names}
     stability = {
@@ -233,6 +235,7 @@ def _row(runs: list[Run], base: list[Run], slow: tuple[Slowness, ...]) -> Speedu
 
 
 def _ranks(times: dict[str, np.ndarray], slow: tuple[Slowness, ...]) -> tuple[MeasuredRank, ...]:
+    """Return the ranks of one W from times `[iterations of all seeds, W]`."""
     if "t_iter" not in times or "t_rollout" not in times:
         return ()
     rollout = times["t_rollout"]
@@ -260,7 +263,7 @@ def _ranks(times: dict[str, np.ndarray], slow: tuple[Slowness, ...]) -> tuple[Me
 
 
 def _blame(t_sync: np.ndarray) -> np.ndarray:
-    """Return `[W]` shares of all waiting: that of an iteration is charged to the rank that waited least in it."""
+    """Return shares of all waiting `[W]`: an iteration's waiting is charged to the rank that waited least in it."""
     waited = t_sync.sum(axis=1)
     blame = np.bincount(t_sync.argmin(axis=1), weights=waited, minlength=t_sync.shape[1])
     return blame / waited.sum() if waited.sum() > 0 else np.zeros(t_sync.shape[1])

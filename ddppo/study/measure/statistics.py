@@ -1,4 +1,7 @@
-"""Medians over seeds with their intervals: by Student, by Welch, and by order statistics where some are +inf."""
+"""How sure is a median over seeds? Medians with 95 % intervals.
+
+Intervals are Student's for one sample, Welch's for two, and order statistics for times of which some are +inf.
+"""
 
 import math
 from collections.abc import Sequence
@@ -11,16 +14,13 @@ from ddppo.statistics import CONFIDENCE, LEAST_SEEDS, median
 
 @dataclass(frozen=True, slots=True)
 class SeedMedian:
-    """A median over seeds, with its 95 % interval, which is NaN where none is honest.
-
-    count: the seeds that have a value. values: one per seed, in the order of the seeds; NaN where one has none.
-    """
+    """A median over seeds, with its 95 % interval."""
 
     median: float
-    low: float
+    low: float  # NaN if there are too few seeds for an interval
     high: float
-    count: int
-    values: tuple[float, ...] = ()
+    count: int  # seeds with a value
+    values: tuple[float, ...] = ()  # one per seed, in the order of the seeds; NaN for a seed without a value
 
     def scaled(self, by: float) -> "SeedMedian":
         values = tuple(by * v for v in self.values)
@@ -32,7 +32,7 @@ NOTHING = SeedMedian(math.nan, math.nan, math.nan, 0)
 
 def t_quantile(p: float, df: float) -> float:
     """Return the p-quantile of Student's t with `df` degrees of freedom."""
-    from scipy.special import stdtrit  # takes as long as the rest of a report
+    from scipy.special import stdtrit  # its import takes as long as the rest of a report
 
     return float(stdtrit(df, p))
 
@@ -40,10 +40,10 @@ def t_quantile(p: float, df: float) -> float:
 def difference(
     above: Sequence[float], below: Sequence[float] | None = None, confidence: float = CONFIDENCE
 ) -> tuple[float, float]:
-    """Return Student's interval of mean(above), or Welch's of mean(above) - mean(below); NaN with one value in either.
+    """Return Student's interval of mean(above), or Welch's of mean(above) - mean(below).
 
-    m +- t(1 - (1 - confidence) / 2, df) sqrt(sum of s_i^2 / n_i), df after Satterthwaite. Source: Welch 1947,
-    doi:10.1093/biomet/34.1-2.28.
+    The interval is m +- t(1 - (1 - confidence) / 2, df) sqrt(sum of s_i^2 / n_i), with df after Satterthwaite. It is
+    (NaN, NaN) if a sample has one value. Source: Welch 1947, doi:10.1093/biomet/34.1-2.28.
     """
     samples = [np.asarray(s, dtype=np.float64) for s in (above, below) if s is not None]
     if min(map(len, samples)) < 2:
@@ -51,7 +51,7 @@ def difference(
     middle = float(samples[0].mean() - (samples[1].mean() if len(samples) > 1 else 0.0))
     variances = [float(s.var(ddof=1)) / len(s) for s in samples]
     total = math.fsum(variances)
-    if not total > (1e-12 * middle) ** 2:  # all alike, but for rounding
+    if not total > (1e-12 * middle) ** 2:  # all values are equal, up to rounding
         return middle, middle
     df = total**2 / sum(v**2 / (len(s) - 1) for v, s in zip(variances, samples, strict=True))
     half = t_quantile(1 - (1 - confidence) / 2, df) * math.sqrt(total)
@@ -59,7 +59,7 @@ def difference(
 
 
 def estimate(values: Sequence[float]) -> SeedMedian:
-    """Return the median of `values`, one per seed, with Student's interval; NaN values do not count."""
+    """Return the median of `values`, one per seed, with Student's interval. NaN values are left out."""
     known = [v for v in values if not math.isnan(v)]
     if not known:
         return NOTHING
@@ -68,14 +68,16 @@ def estimate(values: Sequence[float]) -> SeedMedian:
 
 
 def time_estimate(seconds: Sequence[float]) -> SeedMedian:
-    """Return the median of times of which some are +inf (never), with an interval by order statistics.
+    """Return the median of times, some of them +inf (never), with an interval by order statistics.
 
-    [x_(k), x_(n + 1 - k)] holds the median unless fewer than k of n values lie on one side of it:
-    2 P[Bin(n, 1/2) < k] is at most 5 % from n = 6 on. Source: David and Nagaraja 2003, Order Statistics, section 7.1.
+    The interval [x_(k), x_(n + 1 - k)] misses the median only if fewer than k of n values lie on one side of it. That
+    has the probability 2 P[Bin(n, 1/2) < k], which can be brought to 5 % from n = 6 on; fewer seeds have no interval.
+    Source: David and Nagaraja 2003, Order Statistics, section 7.1.
     """
     known = sorted(v for v in seconds if not math.isnan(v))
     if not known:
         return NOTHING
+    # The largest k with at most 5 % outside.
     n, k, outside = len(known), 0, 0.0
     while (outside := outside + 2 * math.comb(n, k) / 2**n) <= 1 - CONFIDENCE:
         k += 1
@@ -84,10 +86,10 @@ def time_estimate(seconds: Sequence[float]) -> SeedMedian:
 
 
 def ratio(values: Sequence[float], base: Sequence[float], *, inverse: bool = False) -> SeedMedian:
-    """Return median(values) / median(base) of positive numbers over independent seeds, or its `inverse` (of times).
+    """Return median(values) / median(base) of positive numbers over independent seeds, or the `inverse` (for times).
 
-    The interval is Welch's of the logarithms; none of a sample against itself, or where a seed is infinite. Nothing
-    where a median is infinite or 0.
+    The interval is Welch's interval of the logarithms. A sample against itself, or with an infinite value, has no
+    interval. Returns NOTHING if a median is infinite or 0.
     """
     known, below = ([v for v in side if not math.isnan(v)] for side in (values, base))
     if not all(0 < median(side) < math.inf for side in (known, below)):

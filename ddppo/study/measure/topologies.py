@@ -1,7 +1,7 @@
-"""Topologies side by side: which is the soonest on one workload, and where the time of its ranks goes.
+"""Which topology is fastest on a workload, and where does the time of its ranks go?
 
-Soonest is the least median over seeds of the time to target, or where nobody got to one, of the seconds a step 1 / FPS.
-Two topologies are compared by seed, x_B / x_A: what a seed makes easy or hard is in both.
+The fastest has the smallest median over seeds of the time to target or, if no run reached the target, of the seconds
+per step, 1 / FPS. Two topologies are compared seed by seed, as x_B / x_A: a seed is equally hard for both.
 """
 
 import math
@@ -19,22 +19,17 @@ from ddppo.study.read.record import PARTS, Run
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One topology at one W.
-
-    ranks: {role: how many}, empty if unknown. spent: {role: {part: share of its ranks' time}}, parts as in PARTS, and
-    "for <role>" the parts of t_sync by the role that is waited for. An iteration has `messages` (of the rank with
-    most), and `num_bytes` handed over by all ranks. lag: mean, in updates; inference_batch: rows of a forward. NaN if
-    unknown.
-    """
+    """One topology at one W. Numbers are NaN if unknown."""
 
     study: Study
     row: SpeedupRow
-    ranks: dict[str, int]
+    ranks: dict[str, int]  # {role: number of ranks}; empty if unknown
+    # {role: {part: share of its ranks' time}}. Parts are PARTS and "for <role>", the waiting for that role in t_sync.
     spent: dict[str, dict[str, float]]
-    messages: float
-    num_bytes: float
-    lag: float
-    inference_batch: float
+    messages: float  # in an iteration, of the rank with most
+    num_bytes: float  # in an iteration, handed over by all ranks
+    lag: float  # mean, in updates
+    inference_batch: float  # rows of a forward pass
 
     @property
     def runs(self) -> list[Run]:
@@ -47,7 +42,7 @@ class Side:
 
     @property
     def iteration_s(self) -> float:
-        """Seconds of an iteration by the clock; t_iter of an actor at its own pace is of other times."""
+        """Seconds of an iteration, by throughput: t_iter of an actor at its own pace covers another span of time."""
         return self.row.steps_per_iter / self.row.fps.median
 
     @property
@@ -57,34 +52,33 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """A side that is not the soonest: how many times as long it takes, and how many times the steps (else NaN)."""
+    """A side that is not the fastest."""
 
     side: Side
-    times: SeedMedian
-    steps: float
+    times: SeedMedian  # its time / the fastest's, by seed
+    steps: float  # its environment steps to target / the fastest's; NaN if not compared by target
 
 
 @dataclass(frozen=True, slots=True)
 class SideBySide:
-    """The topologies of one task and rule, each at every W. by_target: whether the soonest is that to the target.
+    """The topologies of one task and rule."""
 
-    behind: the best W of every other topology, the soonest first.
-    """
-
-    sides: tuple[Side, ...]
-    by_target: bool
-    best: Side
-    behind: tuple[Behind, ...]
+    sides: tuple[Side, ...]  # each topology at every W
+    by_target: bool  # compared by time to target, else by throughput
+    best: Side  # the fastest
+    behind: tuple[Behind, ...]  # the best W of every other topology, fastest first
 
 
 def side_by_side(studies: Sequence[Study]) -> SideBySide | None:
-    """Compare the studies of several topologies, of one task and rule; nothing where there is one topology."""
+    """Compare the studies of several topologies of one task and rule; None for a single topology."""
     if len(studies) < 2:
         return None
     sides = tuple(_side(study, row) for study in studies for row in study.rows)
+    # Compare by time to target if all have the same target and some run reached it.
     one_target = len({str(study.target_return) for study in studies}) == 1
     by_target = one_target and any(math.isfinite(side.row.time_to_target.median) for side in sides)
     value = time_to_target if by_target else _seconds_a_step
+    # The best W of each topology.
     of_each = [
         min((s for s in sides if s.study is each), key=lambda s: _middle(s, value)) for each in studies
     ]
@@ -107,9 +101,9 @@ def _middle(side: Side, value: Callable[[Run], float]) -> float:
 
 
 def _times(side: Side, best: Side, value: Callable[[Run], float]) -> tuple[float, ...]:
-    """Return x of the side / x of the best by seed; of medians without common seeds.
+    """Return value(side) / value(best) for each common seed, or of the medians if there is none.
 
-    It is inf where the side alone never got there, 0 where the best alone did not, NaN where neither did.
+    A ratio is inf if only the side never reached the target, 0 if only the best did not, NaN if neither did.
     """
     of_best = {run.seed: value(run) for run in best.runs}
     pairs = [(value(run), of_best[run.seed]) for run in side.runs if run.seed in of_best]
@@ -128,11 +122,13 @@ def _paired(times: tuple[float, ...]) -> SeedMedian:
 
 def _side(study: Study, row: SpeedupRow) -> Side:
     runs = study.runs_at(row.world_size)
-    told = all(len(run.roles) == run.world_size and run.tells_ranks for run in runs)
-    roles = runs[0].roles if told and len({run.roles for run in runs}) == 1 else ()
-    names = {name for run in runs for of in run.rank_means for name in of} if roles else ()
+    # Roles, if all runs have them and agree.
+    has_roles = all(len(run.roles) == run.world_size and run.tells_ranks for run in runs)
+    roles = runs[0].roles if has_roles and len({run.roles for run in runs}) == 1 else ()
+    # Per-rank means [W], over runs.
+    names = {name for run in runs for rank in run.rank_means for name in rank} if roles else ()
     means = {
-        name: np.mean([[of.get(name, math.nan) for of in run.rank_means] for run in runs], axis=0)
+        name: np.mean([[rank.get(name, math.nan) for rank in run.rank_means] for run in runs], axis=0)
         for name in sorted(names)
     }
     return Side(
@@ -152,10 +148,12 @@ def _known(reduce: Callable[[np.ndarray], float], of_ranks: np.ndarray | None) -
     return float(reduce(known)) if known.size else math.nan
 
 
-def _spent(runs: Sequence[Run], ranks: Sequence[bool], means: dict[str, np.ndarray]) -> dict[str, float]:
-    """Return the shares of the time of these ranks, over iterations and runs."""
-    mine, waits = np.array(ranks), [name for name in means if name.startswith("time/t_wait_")]
-    seconds = {n: float(np.mean([run.times[n][:, mine].mean() for run in runs])) for n in ("t_iter", *PARTS)}
-    seconds |= {f"for {n.removeprefix('time/t_wait_')}": float(means[n][mine].mean()) for n in waits}
+def _spent(runs: Sequence[Run], in_role: Sequence[bool], means: dict[str, np.ndarray]) -> dict[str, float]:
+    """Return the shares of the time of the ranks in a role, over iterations and runs."""
+    chosen, waits = np.array(in_role), [name for name in means if name.startswith("time/t_wait_")]
+    seconds = {
+        n: float(np.mean([run.times[n][:, chosen].mean() for run in runs])) for n in ("t_iter", *PARTS)
+    }
+    seconds |= {f"for {n.removeprefix('time/t_wait_')}": float(means[n][chosen].mean()) for n in waits}
     t_iter = seconds.pop("t_iter")
     return {part: x / t_iter if t_iter > 0 else 0.0 for part, x in seconds.items()}

@@ -1,4 +1,4 @@
-"""Why E(W) is below 1 in plain words: what is lost at a W, the main cause, what would help."""
+"""Why is the efficiency below 1, in sentences? For a W: the time that is lost, the main cause, and a remedy."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,9 +10,11 @@ from ddppo.study.explain.accounting import CAUSES, Account, cause_name
 from ddppo.study.measure.speedup import SpeedupRow, Study
 from ddppo.study.read.record import Run
 
-NEGLIGIBLE_LOSS = 0.02
-STALLED = 20.0  # times the median iteration
-_OVERLAP_FROM = 250_000  # numbers of a gradient, 1 MB; exchanging fewer is latency, which nothing overlaps
+NEGLIGIBLE_LOSS = 0.02  # needs no explanation
+STALLED = 20.0  # a longer iteration, in medians of its run, is a stall
+_OVERLAP_FROM = (
+    250_000  # numbers of a gradient, 1 MB; the time of a smaller one is latency, which cannot overlap
+)
 _PHASES = {"t_rollout": "rollouts", "t_learn": "learning"}
 _LEARNT = "this changes what is learnt"
 _REMEDIES = {
@@ -29,11 +31,11 @@ _REMEDIES = {
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """What is said of one W. main: the key of the main cause in CAUSES, None where there is none to name."""
+    """The explanation of one W."""
 
     world_size: int
     sentences: tuple[str, ...]
-    main: str | None = None
+    main: str | None = None  # the main cause, a key of CAUSES; None if there is none to name
     remedy: str = ""
 
     def __str__(self) -> str:
@@ -41,46 +43,48 @@ class Explained:
 
 
 def explained(study: Study, accounts: Sequence[Account], world_sizes: Sequence[int]) -> list[Explained]:
-    """Explain each of these W; of one without an account, or of the last where none has any, it is said why."""
-    of = {account.world_size: account for account in accounts}
-    told = {w: _explained(study, of[w], first=w == world_sizes[0]) for w in world_sizes if w in of}
-    return [told.get(w) or _without_account(study, w) for w in (world_sizes if of else world_sizes[-1:])]
+    """Explain each of these W. A W without an account gets the reason; if none has one, only the last W does."""
+    by_w = {account.world_size: account for account in accounts}
+    done = {w: _explained(study, by_w[w], first=w == world_sizes[0]) for w in world_sizes if w in by_w}
+    return [done.get(w) or _without_account(study, w) for w in (world_sizes if by_w else world_sizes[-1:])]
 
 
 def stalls(study: Study) -> list[str]:
-    """Name the iterations that took more than 20 times the median of their run, the longest first."""
+    """Return a sentence about the iterations that took more than 20 times their run's median, the longest first."""
     found = []
     for run in study.runs:
         seconds = run.times["t_iter"].mean(axis=1) if "t_iter" in run.times else np.array([])
         times = seconds / max(float(np.median(seconds)), 1e-9) if seconds.size else seconds
-        late = np.flatnonzero(times > STALLED).tolist()
-        found += [(float(seconds[i]), run.world_size, run.seed, i + 1, float(times[i])) for i in late]
-    told = [
+        stalled = np.flatnonzero(times > STALLED).tolist()
+        found += [(float(seconds[i]), run.world_size, run.seed, i + 1, float(times[i])) for i in stalled]
+    texts = [
         f"W={w}, seed {seed}, iteration {i} after warm-up: {duration(s)}, {times:.0f} times"
         for s, w, seed, i, times in sorted(found, reverse=True)
     ]
-    more = [f"and {len(told) - 3} more"] if len(told) > 3 else []
+    more = [f"and {len(texts) - 3} more"] if len(texts) > 3 else []
     held_up = "Something else held up iterations, which took more than 20 times their run's median"
-    return [f"{held_up}: {'; '.join(told[:3] + more)}."] if told else []
+    return [f"{held_up}: {'; '.join(texts[:3] + more)}."] if texts else []
 
 
 def _without_account(study: Study, world_size: int) -> Explained:
-    said = f"W={world_size} is what the others are compared with."
+    said = f"W={world_size} is the baseline: the other W are compared with it."
     if len(study.rows) == 1:
         said = f"Only W={study.baseline} was measured: there is nothing to compare it with."
     elif not all(run.ranks_are_in_step for run in study.runs):
-        said = "Ranks at their own pace share no iteration, so that what is lost cannot be told by cause."
+        said = "Ranks at their own pace share no iteration, so that the loss has no causes by part."
     elif world_size != study.baseline:
         where = f"at W={world_size} or at W={study.baseline} (no t_comm, t_sync, ...)"
-        said = f"The runs do not say where their time went {where}, so the loss cannot be explained."
+        said = f"The runs do not record where their time went {where}, so the loss cannot be explained."
     return Explained(world_size, (said,))
 
 
 def _explained(study: Study, account: Account, *, first: bool) -> Explained:
+    """Explain one W that has an account; `first` adds the meaning of the scaling rule."""
     row, base, main = study.row(account.world_size), study.rows[0], account.main
     share = account.shares[main]
     against = "" if base.world_size == 1 else f" (against W={base.world_size}; W=1 is missing)"
     said = [_setting(study)] if first else []
+    # 1. Measured against ideal.
     took, ideal = (duration(account.wall_per_iter * part) for part in (1, account.efficiency))
     said.append(
         f"At W={row.world_size} an iteration takes {took} where {ideal} would be ideal: efficiency "
@@ -89,16 +93,18 @@ def _explained(study: Study, account: Account, *, first: bool) -> Explained:
     if account.loss < NEGLIGIBLE_LOSS:
         gain = "more than ideal" if account.loss < 0 else "next to nothing is lost"
         return Explained(row.world_size, (*said, f"There is nothing to explain: {gain}."))
+    # 2. The main cause, then the others.
     to = f"{_described(main, row, study)}{_over_seeds(account.by_seed[main])}"
     seconds = duration(share * account.wall_per_iter)
     said.append(f"{percent(share)} of the iteration ({seconds}) goes to {to}.")
     said += _others(account, study.rule)
+    # 3. Efficiency without the main cause. Other causes overlap (threads that take turns on a core show as waiting, for
+    # example), so that removing one would change another.
     cured = account.efficiency / max(1 - share, 1e-9)
-    # Other causes overlap: turns on a core show as waiting, acting is shorter where learning is.
     if main in ("slow", "communication") and row.oversubscription <= base.oversubscription and cured < 1.05:
         said.append(f"With that gone, efficiency would be about {percent(cured)}.")
     said += _unknown(account, row)
-    return Explained(row.world_size, tuple(said), main, f"What would help: {_remedy(main, row, study)}.")
+    return Explained(row.world_size, tuple(said), main, f"Remedy: {_remedy(main, row, study)}.")
 
 
 def _setting(study: Study) -> str:
@@ -117,31 +123,33 @@ def _over_seeds(shares: Sequence[float]) -> str:
 
 
 def _others(account: Account, rule: str) -> list[str]:
-    """Return the causes besides the main one that matter, and the parts that take less than ideal."""
+    """Return the other causes that matter, and the parts that take less than ideal."""
     least = max(0.01, 0.05 * account.loss)
     ordered = sorted(account.shares.items(), key=lambda item: -abs(item[1]))
     lost = [f"{cause_name(c, rule)} {percent(s)}" for c, s in ordered if c != account.main and s >= least]
     gained = [f"{CAUSES[c]} {percent(-s)}" for c, s in ordered if s <= -least]
     said = [f"Then: {', '.join(lost)}."] if lost else []
-    return said + ([f"Gained, being less than ideal: {', '.join(gained)}."] if gained else [])
+    return said + ([f"Less than ideal, a gain: {', '.join(gained)}."] if gained else [])
 
 
 def _unknown(account: Account, row: SpeedupRow) -> list[str]:
+    """Return what the account does not know: the share of crowded cores, and parts that are not recorded."""
     said = []
     if account.cores_between is not None:
         low, high = account.cores_between
         said.append(
             f"{row.world_size * row.threads} compute threads share {row.cores} cores, and no W above 1 with a core for "
-            "each was measured: what the parts cost by themselves and by taking turns cannot be told apart, and the "
+            "each was measured: the cost of the parts and the cost of taking turns cannot be told apart, and the "
             f"cores may take from {percent(low)} to {percent(high)} of the iteration."
         )
     if account.missing:
         parts = ", ".join(account.missing)
-        said.append(f"The runs do not tell {parts}: such time is in the unexplained rest.")
+        said.append(f"The runs do not record {parts}: that time is in the unexplained rest.")
     return said
 
 
 def _described(cause: str, row: SpeedupRow, study: Study) -> str:
+    """Return the cause, with the rank or the number of threads that it is about."""
     if cause == "waiting":
         return _waiting(row)
     if cause == "slow":
@@ -173,7 +181,7 @@ def _slow(row: SpeedupRow, run: Run) -> str:
 
 
 def _place(row: SpeedupRow, run: Run) -> str:
-    """Return which ranks are slow, and their node where it is the only one that has slow ranks, of several."""
+    """Return the slow ranks, and their node if there are several nodes and only this one has slow ranks."""
     ranks = [rank.rank for rank in row.slow_ranks]
     listed = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
     named = f"rank{'s' if len(ranks) > 1 else ''} {listed}"
@@ -187,7 +195,7 @@ def _place(row: SpeedupRow, run: Run) -> str:
 
 
 def _remedy(cause: str, row: SpeedupRow, study: Study) -> str:
-    """Return what would help, to follow a colon."""
+    """Return the remedy, as text after a colon."""
     run, first = study.runs_at(row.world_size)[0], study.rows[0]
     if cause == "communication":
         updates = run.num_epochs * run.num_minibatches
@@ -211,7 +219,7 @@ def _remedy(cause: str, row: SpeedupRow, study: Study) -> str:
 
 
 def _cheaper(run: Run) -> str:
-    """Return what would make an exchange cheaper, as the beginning of a list; "" where nothing is known to."""
+    """Return changes that make a gradient exchange cheaper, as the beginning of a list; "" if none is known."""
     by, ways = run.origin.collective, []
     if by == "gloo":
         ways.append("shared memory between ranks of one machine (dist.collective=shm)")
