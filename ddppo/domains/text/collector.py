@@ -1,12 +1,14 @@
-"""Acting in text: whole episodes, generated in one batch for all environments that wait for their turn.
+"""Acting in tasks of text: a model types whole episodes, token by token, in all environments at once.
 
-`TextCollector` plays the episodes of an iteration and `nucleus` limits what it samples from; token_rollout.py keeps the
-tokens and makes the rollout of them.
+Read `TextCollector.play` first: it is the loop of an iteration. `_record_answer` handles an environment's answer,
+`_type` generates the turns that follow. token_rollout.py keeps the tokens and makes the rollout that the learner
+reads.
 """
 
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,15 +26,25 @@ from ddppo.ppo.rollout import FinishedEpisode, Rollout
 from ddppo.scaling import BatchShape
 
 
+@dataclass(frozen=True, slots=True)
+class GenerationSettings:
+    """How the turns of an episode are generated."""
+
+    num_tokens: int  # L: tokens of an episode, prompt and answers included, after which it is truncated
+    max_turns: int | None = None  # turns of the policy after which an episode is truncated; None: any number
+    top_p: float = 1.0  # tokens are sampled from the nucleus of this probability; 1 is all tokens
+    wait_s: float | None = None  # seconds to wait for more answers after the first one; None: wait for all
+
+
 class TextCollector:
-    """Plays one episode in each of E environments, of L tokens at most, prompt and answers included.
+    """Plays one episode in each of E environments.
 
-    The model generates the turns of all environments that have answered in one batch, token by token, while the other
-    environments step. After the first answer the collector waits `wait_s` for further ones (None: for all). The tokens
-    depend on neither: the token at position l of environment i has noise of its own.
+    Environments answer at their own pace. The model types the turns of all environments that have answered as one
+    batch, while the others still step. Results do not depend on how environments are batched: the token at position l
+    of environment i has its own noise.
 
-    An episode is truncated when its L tokens are spent (a turn that this cuts short is not played), or after
-    `max_turns`. An episode that failed has no valid row.
+    An episode is truncated when its `num_tokens` are used up, or after `max_turns`. A turn that runs out of tokens is
+    not played. An episode that failed has no valid row in the rollout.
     """
 
     whole_episodes = True
@@ -42,27 +54,24 @@ class TextCollector:
         turns: Turns,
         model: TokenActorCritic,
         tokenizer: Tokenizer,
+        generation: GenerationSettings,
         *,
-        num_tokens: int,
-        first_env: int,
+        first_env: int,  # global index of the first environment
         device: torch.device,
         dtype: torch.dtype,
-        wait_s: float | None = None,
-        max_turns: int | None = None,
-        top_p: float = 1.0,
     ) -> None:
         self.turns = turns
         self.model = model
         self.tokenizer = tokenizer
-        self.num_tokens = num_tokens
+        self.generation = generation
+        self.num_tokens = generation.num_tokens
         self.first_env = first_env
         self.device, self.dtype = device, dtype
-        self.wait_s, self.max_turns, self.top_p = wait_s, max_turns, top_p
-        self._forget()
+        self._clear()
 
     @classmethod
     def make(cls, context: RankContext) -> "TextCollector":
-        """Return the collector of a rank, in environments that it makes. Raises ConfigError as `of_config` does."""
+        """Make the environments of a rank and its collector. Raises ConfigError as `from_config` does."""
         turns = make_turns(
             context.env_config,
             context.env_indices,
@@ -71,13 +80,13 @@ class TextCollector:
             context.max_restarts,
         )
         assert isinstance(context.model, TokenActorCritic)
-        return cls.of_config(
+        return cls.from_config(
             context.config, turns, context.model, first_env=context.env_indices.start, device=context.device
         )
 
     @staticmethod
     def check(config: Config, shape: BatchShape) -> None:
-        """Raise ConfigError where episodes leave nothing to type, or are too few for minibatches."""
+        """Raise ConfigError if a prompt can fill an episode, or if there are more minibatches than episodes."""
         ppo, model = config.ppo, text_settings(config.model)
         if model.obs_tokens >= ppo.rollout_steps:
             raise ConfigError(
@@ -87,36 +96,42 @@ class TextCollector:
             )
         if shape.num_minibatches > shape.num_envs:
             raise ConfigError(
-                f"ppo.num_minibatches={shape.num_minibatches} exceeds the {shape.num_envs} episodes of an iteration, "
-                f"of which minibatches are made with {config.env.id}, of text: use at most {shape.num_envs}"
+                f"ppo.num_minibatches={shape.num_minibatches} exceeds the {shape.num_envs} episodes of an iteration. "
+                f"{config.env.id} is a task of text, and its minibatches are made of whole episodes: use at most "
+                f"{shape.num_envs}"
             )
 
     @classmethod
-    def of_config(
+    def from_config(
         cls, config: Config, turns: Turns, model: TokenActorCritic, *, first_env: int, device: torch.device
     ) -> "TextCollector":
-        """Return the collector of these environments, the first of which has the global index `first_env`.
+        """Return the collector of these environments. Raises ConfigError if episodes are longer than the model reads.
 
-        Raises ConfigError where episodes would be longer than the model can read.
+        Args:
+            first_env: global index of the first environment of `turns`.
         """
         num_tokens, most = config.ppo.rollout_steps, model.most_tokens
-        if most is not None and num_tokens >= most:  # the value behind the last token is that of another
+        # One position is kept free: the value of a truncated episode is read behind its last token.
+        if most is not None and num_tokens >= most:
             raise ConfigError(
                 f"ppo.rollout_steps={num_tokens}, the tokens of an episode: the model knows {most} positions: use a "
                 f"ppo.rollout_steps of at most {most - 1}"
             )
         wait_ms = config.env.batch_wait_ms
+        generation = GenerationSettings(
+            num_tokens,
+            max_turns=config.env.max_turns,
+            top_p=text_settings(config.model).top_p,
+            wait_s=None if wait_ms is None else wait_ms / 1000,
+        )
         return cls(
             turns,
             model,
             make_tokenizer(turns.spec, config.model),
-            num_tokens=num_tokens,
+            generation,
             first_env=first_env,
             device=device,
             dtype=getattr(torch, config.dtype),
-            wait_s=None if wait_ms is None else wait_ms / 1000,
-            max_turns=config.env.max_turns,
-            top_p=text_settings(config.model).top_p,
         )
 
     @property
@@ -124,41 +139,45 @@ class TextCollector:
         return self.turns
 
     def reset(self, seeds: Sequence[int], options: Sequence[Mapping[str, Any]] | None = None) -> None:
-        """Have every environment begin the episode of the next `play`, from its own seed."""
-        self._forget()
-        self._began_from = list(zip(seeds, options or [{}] * len(seeds), strict=True))
-        for i, (seed, option) in enumerate(self._began_from):
+        """Start the episode of the next `play` in every environment, each from its own seed."""
+        self._clear()
+        self._started_from = list(zip(seeds, options or [{}] * len(seeds), strict=True))
+        for i, (seed, option) in enumerate(self._started_from):
             self.turns.begin(i, seed, option)
 
     def collect(self, noise: np.ndarray | None) -> tuple[Rollout, list[FinishedEpisode]]:
-        """Play all episodes as `play` does; return them with what learning needs of every token."""
+        """Play all episodes as `play` does. Return the rollout for the learner, and the episodes."""
         episodes = self.play(noise)
         return self._record.rollout(self.model, self.device, self.dtype), episodes
 
     def play(self, noise: np.ndarray | None) -> list[FinishedEpisode]:
-        """Play all episodes with noise `[L, E, num_noise]`, or without by the likeliest tokens.
+        """Play all episodes to their ends; return the ones that did not fail.
 
-        Returns those that did not fail. Raises EnvError as `Turns.ready` does.
+        Tokens are sampled with noise `[L, E, num_noise]`. Without noise, the likeliest token is typed.
+        Raises EnvError as `Turns.ready` does.
         """
         drawn = None if noise is None else torch.from_numpy(noise).to(self.dtype)
         self._cache = self.model.cache(self.turns.num_envs, self.num_tokens)
         began = time.perf_counter()
-        while answers := self.turns.ready(self.wait_s):
+        # 1. Take the answers of environments that have stepped. An empty list means that all episodes are over.
+        while answers := self.turns.ready(self.generation.wait_s):
             self._t_waited += time.perf_counter() - began
-            waiting = [turn.env for turn in answers if self._is_heard(turn)]
+            # 2. Record them. Some of these episodes end here.
+            waiting = [turn.env for turn in answers if self._record_answer(turn)]
+            # 3. Type the next turn of the others, in one batch. An environment steps as soon as its turn is typed.
             if waiting:
                 self._type(np.array(sorted(waiting)), drawn)
             began = time.perf_counter()
-        del self._cache
+        del self._cache  # keys and values of every layer: the largest tensors of acting
         return self._record.episodes(self.first_env)
 
     @property
     def achieved(self) -> np.ndarray:
-        """Whether the episodes just played achieved their tasks `[E]`, 1 or 0; NaN where that is not known."""
+        """Whether each episode just played achieved its task `[E]`: 1 or 0, NaN if unknown."""
         return self._record.achieved
 
     def measured(self) -> dict[str, float]:
-        """Return what the last `play` took, by names of TOPOLOGY_METRICS."""
+        """Return counts and durations of the last `play`, by names of TOPOLOGY_METRICS."""
         num_tokens, seconds = int(self._record.own.sum()), self._t_typed
         return {
             "rollout/inference_batch": num_tokens / max(self._num_forwards, 1),
@@ -168,26 +187,27 @@ class TextCollector:
             "rollout/t_answers": self._t_waited,
         }
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         num_envs = self.turns.num_envs
         self._record = EpisodeRecord(self.num_tokens, num_envs, self.tokenizer.pad)
         self._dialogues: list[Dialogue | None] = [None] * num_envs
-        self._num_read = np.zeros(num_envs, np.int64)  # tokens that the model remembers
+        self._num_read = np.zeros(
+            num_envs, np.int64
+        )  # tokens of each environment that are in the model's cache
         self._num_turns = np.zeros(num_envs, np.int64)
         self._num_forwards, self._t_typed, self._t_waited = 0, 0.0, 0.0
 
-    def _is_heard(self, turn: Turn) -> bool:
-        """Record what an environment answered; return whether it is the policy's turn."""
+    # -- An environment has answered.
+
+    def _record_answer(self, turn: Turn) -> bool:
+        """Record the answer of an environment; return whether its episode continues with a turn of the policy."""
         record, i, dialogue = self._record, turn.env, self._dialogues[turn.env]
         if turn.failed:
             record.failed[i] = True
             return False
         self._num_turns[i] += dialogue is not None
-        if (is_success := turn.info.get("is_success")) is not None:
-            if isinstance(is_success, str) or not 0 <= is_success <= 1:
-                said = f'{is_success!r} as info["is_success"]'
-                raise self._wrong(turn, said, "it says whether the task is achieved, so return True or False")
-            record.achieved[i] = float(is_success)
+        self._record_success(turn)
+        # The first answer of an episode is its prompt. It has no reward and never ends the episode.
         if dialogue is None:
             self._dialogues[i] = dialogue = self.tokenizer.begin(turn.obs)
             if not record.read(i, dialogue.prompt_tokens):
@@ -197,38 +217,55 @@ class TextCollector:
                     "set a larger ppo.rollout_steps"
                 )
             return True
+        # The reward of a turn belongs to its last token.
         row = record.last[i]
-        if not abs(turn.reward) <= torch.finfo(self.dtype).max:  # nor is NaN
-            more = f", more than {self.dtype} holds," if math.isfinite(turn.reward) else ""
-            remedy = (
-                "nothing can be learned from it; mend the task, or wrap it so that it returns finite numbers"
-            )
-            raise self._wrong(turn, f"{turn.reward:g}{more} as the reward", remedy)
-        record.rewards[row, i] = turn.reward
+        record.rewards[row, i] = self._checked_reward(turn)
         if turn.terminated:
             record.terminated[row, i] = True
             return False
-        goes_on = record.read(i, dialogue.observe(turn.obs))
-        record.truncated[row, i] = turn.truncated or not goes_on or self._num_turns[i] == self.max_turns
+        has_room = record.read(i, dialogue.observe(turn.obs))
+        was_last_turn = self._num_turns[i] == self.generation.max_turns
+        record.truncated[row, i] = turn.truncated or not has_room or was_last_turn
         return not record.truncated[row, i]
 
-    def _wrong(self, turn: Turn, found: str, remedy: str) -> EnvOutputError:
-        seed, options = self._began_from[turn.env]
+    def _record_success(self, turn: Turn) -> None:
+        """Record info["is_success"] if the environment reports it. The last report of an episode counts."""
+        if (is_success := turn.info.get("is_success")) is None:
+            return
+        if isinstance(is_success, str) or not 0 <= is_success <= 1:
+            found = f'{is_success!r} as info["is_success"]'
+            raise self._bad_output(turn, found, "return True if the task is achieved, else False")
+        self._record.achieved[turn.env] = float(is_success)
+
+    def _checked_reward(self, turn: Turn) -> float:
+        """Return the reward. Raises EnvOutputError if it is NaN, infinite or too large for `dtype`."""
+        if abs(turn.reward) <= torch.finfo(self.dtype).max:  # False for NaN
+            return turn.reward
+        more = f", more than {self.dtype} holds," if math.isfinite(turn.reward) else ""
+        remedy = "nothing can be learned from it; mend the task, or wrap it so that it returns finite numbers"
+        raise self._bad_output(turn, f"{turn.reward:g}{more} as the reward", remedy)
+
+    def _bad_output(self, turn: Turn, found: str, remedy: str) -> EnvOutputError:
+        seed, options = self._started_from[turn.env]
         task = f" of the task {options['task']}" if "task" in options else ""
         return EnvOutputError(
             f"{self.turns.names(turn.env)} returned {found} in turn {self._num_turns[turn.env]} of the episode{task} "
             f"from seed {seed}: {remedy}"
         )
 
+    # -- The policy types.
+
     @torch.inference_mode()
     def _type(self, envs: np.ndarray, noise: torch.Tensor | None) -> None:
-        """Generate the turns of these environments; each environment steps as soon as its turn is over."""
+        """Generate one turn for each of these environments. Each one steps as soon as its own turn is complete."""
         began, record = time.perf_counter(), self._record
         while len(envs):
+            # 1. One token for every environment of the batch: masked by its grammar, sampled with its own noise.
             allowed = np.array([self._dialogue(i).allowed() for i in envs])
-            chosen, allowed = self._chosen(self._read(envs), allowed, noise, envs)
+            chosen, allowed = self._choose(self._read(envs), allowed, noise, envs)
             record.typed(envs, chosen, allowed)
-            going_on = []
+            # 2. The batch shrinks by the environments whose turn or token budget has ended.
+            unfinished = []
             for i, token in zip(envs.tolist(), chosen.tolist(), strict=True):
                 dialogue = self._dialogue(i)
                 dialogue.push(token)
@@ -237,8 +274,8 @@ class TextCollector:
                 elif record.is_full(i):
                     record.truncated[record.last[i], i] = True
                 else:
-                    going_on.append(i)
-            envs = np.array(going_on, np.int64)
+                    unfinished.append(i)
+            envs = np.array(unfinished, np.int64)
         self._t_typed += time.perf_counter() - began
 
     def _dialogue(self, env: int) -> Dialogue:
@@ -247,20 +284,27 @@ class TextCollector:
         return dialogue
 
     def _read(self, envs: np.ndarray) -> torch.Tensor:
-        """Have the model read what it has not yet; return action parameters `[n, V]` of what follows."""
+        """Feed the model all tokens that its cache lacks; return action parameters `[n, V]` of the next token.
+
+        At the start of a turn these are the tokens of the whole answer, later the one token just typed.
+        """
         counts = self._record.lengths[envs] - self._num_read[envs]
         columns = self._num_read[envs, None] + np.arange(counts.max())
+        # Short rows repeat tokens behind their ends; the cache ignores them, because it is given `counts`.
         tokens = self._record.tokens[envs[:, None], columns.clip(max=self.num_tokens)]
         self._num_read[envs] += counts
         self._num_forwards += 1
         return self._cache.extend(envs, tokens, counts)
 
-    def _chosen(
+    def _choose(
         self, params: torch.Tensor, allowed: np.ndarray, noise: torch.Tensor | None, envs: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the next tokens `[n]`, and what they were chosen from `[n, V]`: grammar and nucleus."""
-        if self.top_p < 1.0 and noise is not None:
-            allowed = nucleus(params.numpy(force=True), allowed, self.top_p)
+        """Return the next tokens `[n]`, and the mask `[n, V]` that they were chosen from: grammar and nucleus.
+
+        The learner applies the same mask, so that its log-probabilities are those of the policy that acted.
+        """
+        if self.generation.top_p < 1.0 and noise is not None:
+            allowed = nucleus(params.numpy(force=True), allowed, self.generation.top_p)
         policy = self.model.distribution(params, torch.from_numpy(allowed).to(self.device))
         if noise is None:
             return policy.mode().numpy(force=True), allowed
@@ -268,16 +312,16 @@ class TextCollector:
 
 
 def nucleus(logits: np.ndarray, allowed: np.ndarray, top_p: float) -> np.ndarray:
-    """Return which of the allowed choices `[n, V]` bool are the likeliest whose probabilities reach top_p.
+    """Return which of the allowed choices `[n, V]` bool are the likeliest ones whose probabilities reach top_p.
 
-    p = softmax of the logits `[n, V]` of what is allowed. A choice is in if all likelier choices together have a
-    probability below top_p; so the likeliest choice is in, and choices of equal probability are in or out together.
-    Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration", arXiv:1904.09751.
+    p is the softmax of the logits `[n, V]` over the allowed choices. A choice is in if all likelier choices together
+    have a probability below top_p. So the likeliest choice is always in, and choices of equal probability are in or
+    out together. Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration", arXiv:1904.09751.
     """
     masked = np.where(allowed, logits, -np.inf)
     p = np.exp(masked - masked.max(axis=-1, keepdims=True))
     p /= p.sum(axis=-1, keepdims=True)
     ordered = -np.sort(-p, axis=-1)
-    likelier = np.cumsum(ordered, axis=-1) - ordered
+    likelier = np.cumsum(ordered, axis=-1) - ordered  # probability of all likelier choices
     least = np.where(likelier < top_p, ordered, np.inf).min(axis=-1, keepdims=True)
     return allowed & (p >= least)

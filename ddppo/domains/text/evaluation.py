@@ -1,6 +1,7 @@
-"""Deterministic evaluation of tasks of text: the likeliest tokens, every task in turn, fixed seeds.
+"""Deterministic evaluation of tasks of text: the likeliest tokens, all tasks in turn, fixed seeds.
 
-Episode j plays task j modulo their number from seed (seed, "eval", j), on any rank.
+Episode j plays task j modulo the number of tasks, from the seed derived from (seed, "eval", j). The rank that plays it
+does not matter.
 """
 
 import math
@@ -20,7 +21,7 @@ from ddppo.seeding import derived_seed
 
 
 def rounded_up(num_episodes: int, tasks: Mapping[str, str] | None) -> int:
-    """Return how many episodes are played so that every task has as many: the next multiple of their number."""
+    """Return `num_episodes` rounded up to a multiple of the number of tasks, so that each is played equally often."""
     num_tasks = len(tasks or ()) or 1
     return -(-num_episodes // num_tasks) * num_tasks
 
@@ -31,16 +32,20 @@ def play_tasks(
     seed: int,
     check_stop: Callable[[], None] = lambda: None,
 ) -> torch.Tensor:
-    """Play the episodes of these numbers, as many side by side as there are environments; `check_stop` before each lot.
+    """Play the episodes with these numbers, in waves of one episode per environment.
 
-    Returns return, length and whether it achieved for each, float64 `[n, 3]`; NaN of an episode that was lost.
+    Returns return, length and success of each, float64 `[n, 3]`; a row of NaN for an episode that was lost.
+
+    Args:
+        check_stop: called before each wave; it raises if the run is to stop.
     """
     num_envs, tasks = collector.turns.num_envs, list(collector.turns.spec.tasks or ())
     rows = torch.full((len(episodes), 3), math.nan, dtype=torch.float64)
     for first in range(0, len(episodes), num_envs):
         check_stop()
         wave = episodes[first : first + num_envs]
-        numbers = [wave[i % len(wave)] for i in range(num_envs)]  # a short last wave repeats episodes, unread
+        # Every environment plays in every wave. In a short last wave, some repeat episodes, whose results are not read.
+        numbers = [wave[i % len(wave)] for i in range(num_envs)]
         options = [{"task": tasks[j % len(tasks)]} if tasks else {} for j in numbers]
         collector.reset([derived_seed(seed, "eval", j) for j in numbers], options)
         for episode in collector.play(None):
@@ -52,13 +57,13 @@ def play_tasks(
 
 
 class TextEvaluator(Evaluator):
-    """Plays all tasks equally often, in the environments of the rank that trains: between iterations none is in use.
+    """Plays all tasks equally often.
 
-    By itself it plays in environments of its own, as many as training has at most. An environment that is lost loses
-    its episode.
+    During training it uses the training environments of the rank, which are idle between iterations. Without training
+    it makes its own, at most as many as training has. An episode whose environment is lost is not scored.
     """
 
-    num_columns = 3  # return, tokens typed, and whether the task was achieved
+    num_columns = 3  # return, number of typed tokens, and success
     unit = "tokens"
     in_training_envs = True
 
@@ -69,27 +74,31 @@ class TextEvaluator(Evaluator):
         self, lots: Sequence[Sequence[int]], num_envs: int, seed: int, options: dict[str, Any] | None = None,
         *, deterministic: bool = True, check_stop: Callable[[], None] = lambda: None,
     ) -> list[torch.Tensor]:  # fmt: skip
-        """Play episodes by the likeliest tokens; of the arguments `num_envs` and `options` say nothing here."""
+        """Play episodes with the likeliest tokens. `num_envs` and `options` are not used."""
         assert deterministic, "checked before"
+        # During training: the collector of this rank.
         if self.collector is not None:
             assert isinstance(self.collector, TextCollector)
             return [play_tasks(self.collector, lot, seed, check_stop) for lot in lots]
+        # Without training: environments of our own.
         config, model = self.config, self.policy.model
         env = config.env
-        if env.backend == "sync":  # which may do for those of a rank and not for all
+        if (
+            env.backend == "sync"
+        ):  # one process may hold the environments of a rank, and not those of all ranks
             env = replace(env, backend="auto")
         num_envs = min(max(map(len, lots)), env.num_envs)
         turns = make_turns(env, range(num_envs), 0, config.dist.timeout_s, config.dist.allowed_restarts)
         device = next(model.parameters()).device
         assert isinstance(model, TokenActorCritic)
         try:
-            collector = TextCollector.of_config(config, turns, model, first_env=0, device=device)
+            collector = TextCollector.from_config(config, turns, model, first_env=0, device=device)
             return [play_tasks(collector, lot, seed, check_stop) for lot in lots]
         finally:
             turns.close()
 
     def scores(self, columns: Sequence[Sequence[float]]) -> Scores:
-        """Return the scores of the episodes that were not lost. Raises TrainingError where all were."""
+        """Return the scores of the episodes that were not lost. Raises TrainingError if all were lost."""
         tiers = list((self.policy.spec.tasks or {}).values()) or [""]
         kept = [
             (*of_one, tiers[j % len(tiers)])
@@ -104,7 +113,7 @@ class TextEvaluator(Evaluator):
         return Scores(returns, tuple(int(n) for n in lengths), achieved, of_tasks)
 
     def metrics(self, scores: Scores) -> dict[str, float]:
-        """Return eval/success_rate and that of each tier, of the episodes of which it is known."""
+        """Return eval/success_rate, and the rate of each tier, over the episodes whose success is known."""
         found: dict[str, list[float]] = {}
         for achieved, tier in zip(scores.achieved, scores.tiers, strict=True):
             if not math.isnan(achieved):

@@ -1,6 +1,7 @@
-"""A causal language model of Hugging Face as a policy over its own tokens, trained whole or by LoRA (extra `hf`).
+"""A causal language model of Hugging Face as a policy over its own tokens (extra `hf`).
 
-LoRA: Hu et al. 2021, arXiv:2106.09685; by the library peft.
+It is trained whole, or by LoRA (Hu et al. 2021, arXiv:2106.09685) with the library peft. `HuggingFacePolicy` is the
+model, `HuggingFaceCache` keeps keys and values while acting, `_load` reads the weights.
 """
 
 import inspect
@@ -20,14 +21,15 @@ from ddppo.models.actor_critic import Obs
 from ddppo.package import install_command
 from ddppo.spaces import EnvSpec
 
-_RECURRENT = {"linear_attention", "conv", "mamba", "hybrid", "hybrid_sliding"}  # of layer_types
+# Values of a model's `layer_types` that name layers with a recurrent state.
+_RECURRENT = {"linear_attention", "conv", "mamba", "hybrid", "hybrid_sliding"}
 
 
 class HuggingFacePolicy(TokenActorCritic):
-    """Logits of the language model in the folder, or of the name, model.hf_path, and values by a head of its own.
+    """Logits come from the language model at model.hf_path, values from a new linear head on its last hidden state.
 
-    With model.lora_rank above 0 the language model's own weights are no parameters: they are neither learned nor in
-    checkpoints, and come from hf_path again.
+    With model.lora_rank above 0, the weights of the language model are no parameters: they are not learned, not
+    stored in checkpoints, and read from hf_path again.
     """
 
     Settings = HfSettings
@@ -35,20 +37,21 @@ class HuggingFacePolicy(TokenActorCritic):
     def __init__(self, spec: EnvSpec, config: HfSettings) -> None:
         super().__init__(spec, config)
         self.temperature = config.sampling_temperature
-        self.lm = _loaded(config)
-        said = self.lm.config.get_text_config()
-        # BLOOM's says none: distances between tokens are all that it knows.
-        self.most_tokens = getattr(said, "max_position_embeddings", None)
-        times, by = (getattr(said, name, None) or 1.0 for name in ("logit_scale", "logits_scaling"))
-        self.scale = times / by  # Cohere's and Granite's
-        self.softcap: float | None = getattr(said, "final_logit_softcapping", None)  # Gemma's
+        self.lm = _load(config)
+        lm_config = self.lm.config.get_text_config()
+        # BLOOM has no such limit: its attention depends on distances between tokens alone.
+        self.most_tokens = getattr(lm_config, "max_position_embeddings", None)
+        # Cohere multiplies logits by a factor, Granite divides them, Gemma caps them (see `logits`).
+        times, by = (getattr(lm_config, name, None) or 1.0 for name in ("logit_scale", "logits_scaling"))
+        self.scale = times / by
+        self.softcap: float | None = getattr(lm_config, "final_logit_softcapping", None)
         self.value_head = nn.Linear(self.lm.get_output_embeddings().weight.shape[1], 1, bias=False)
         nn.init.zeros_(self.value_head.weight)
         self._check_head(config)
 
     @property
     def body(self) -> Any:
-        """The language model without its output layer. Llama 4's does not say which part that is."""
+        """The language model without its output layer. Llama 4 does not name it as its base model."""
         return self.lm.model if self.lm.base_model is self.lm else self.lm.base_model
 
     @property
@@ -65,7 +68,7 @@ class HuggingFacePolicy(TokenActorCritic):
         return self._heads(self._hidden(obs).flatten(0, 1)[own])
 
     def train(self, mode: bool = True) -> "HuggingFacePolicy":
-        """Stay as in evaluation: dropout would make what is learned another policy than what acted."""
+        """Stay in evaluation mode: with dropout, the learner would compute another policy than the one that acted."""
         return super().train(False)
 
     def cache(self, num_rows: int, num_tokens: int) -> "HuggingFaceCache":
@@ -73,16 +76,16 @@ class HuggingFacePolicy(TokenActorCritic):
 
     @contextmanager
     def narrowed(self, num_tokens: int) -> Iterator[None]:
-        said = self.lm.config.get_text_config()
-        wide = {name: getattr(said, name, None) for name in ("sliding_window", "attention_chunk_size")}
+        lm_config = self.lm.config.get_text_config()
+        wide = {name: getattr(lm_config, name, None) for name in ("sliding_window", "attention_chunk_size")}
         wide = {name: width for name, width in wide.items() if width is not None and width > num_tokens}
         for name in wide:
-            setattr(said, name, num_tokens)
+            setattr(lm_config, name, num_tokens)
         try:
             yield
         finally:
             for name, width in wide.items():
-                setattr(said, name, width)
+                setattr(lm_config, name, width)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = self.lm.get_output_embeddings()(hidden)
@@ -99,13 +102,16 @@ class HuggingFacePolicy(TokenActorCritic):
         return self.logits(hidden), self.value_head(hidden).squeeze(-1)
 
     def _check_head(self, config: HfSettings) -> None:
-        """See that logits are what the output layer says of the last hidden state, so that few need be computed."""
+        """Check that `logits` of the last hidden state are the logits of the language model.
+
+        Only then may the learner compute logits for own tokens alone. Raises ConfigError.
+        """
         if self.value_head.weight.is_meta:
             return
         head = self.lm.get_output_embeddings()
-        tokens = torch.arange(8)[None] % self.num_params  # several: that of padding may be 0 throughout
+        tokens = torch.arange(8)[None] % self.num_params  # several, because the embedding of padding may be 0
         with torch.no_grad():
-            # Made large, as those of a trained model are: a cap of 30 does not show in logits near 0.
+            # Scale logits up to 100, as large as those of a trained model: a cap of 30 does not change logits near 0.
             size = head(self._hidden(tokens)).abs().max().clamp(min=1e-6)
             large = head.register_forward_hook(lambda layer, inputs, logits: logits * (100.0 / size))
             try:
@@ -115,18 +121,19 @@ class HuggingFacePolicy(TokenActorCritic):
                 large.remove()
         if not torch.allclose(ours, its, rtol=1e-3, atol=1e-3):
             raise ConfigError(
-                f"model.hf_path={config.hf_path}: its logits are more than what its output layer says of the last "
-                "hidden state, which model.name=hf does not know: use another model"
+                f"model.hf_path={config.hf_path}: its logits are not its output layer applied to the last hidden "
+                "state, and model.name=hf supports no others: use another model"
             )
 
 
 class HuggingFaceCache:
-    """Keys and values of E rows, each of its own length, `[E, num_tokens, heads, units]` of each layer.
+    """Keys and values of E rows, each of its own length: `[E, num_tokens, heads, units]` for each layer.
 
-    The library's cache knows one length for all rows. So it is given those of the rows at hand with their ends side by
-    side, padded on the left and masked there, and what it adds is taken out of it. Then two tokens of a row are as far
-    apart in the cache as they are in the text, which sliding windows, chunks and ALiBi count: a gap between what a
-    short row remembers and what it reads would be counted, too.
+    The library's cache has one length for all rows. Therefore each call of `extend` builds such a cache from the rows
+    at hand, aligned at their ends, padded and masked on the left, and copies the new keys and values out of it.
+    Aligned at their ends, two tokens of a row are as far apart in the cache as in the text. Sliding windows, chunks
+    and ALiBi depend on that distance, and would count a gap between the cached part of a short row and its new
+    tokens.
     """
 
     def __init__(self, policy: HuggingFacePolicy, num_rows: int, num_tokens: int) -> None:
@@ -139,29 +146,35 @@ class HuggingFaceCache:
     def extend(self, rows: np.ndarray, tokens: np.ndarray, counts: np.ndarray) -> torch.Tensor:
         from transformers import DynamicCache
 
+        # 1. Positions of cached and of new tokens. The cached parts of all rows end at the same column.
         device = self._policy.value_head.weight.device
         starts, width = self._lengths[rows], tokens.shape[1]
         longest, steps = int(starts.max()), np.arange(width)
         before = np.arange(longest) - longest + starts[:, None]  # positions, negative where padding is
         is_real = steps < counts[:, None]
-        # What fills up short parts is seen by none but itself: it is later. Were it masked, it would see nothing at all
-        # in a window, and attention of nothing is NaN, which a weight of 0 does not undo.
+        # Padding of short parts stays unmasked. It comes later than all real tokens, so none of them attends to it.
+        # If it were masked, its own attention in a sliding window would be over nothing, which is NaN, and NaN times
+        # a weight of 0 is NaN.
         seen = np.concatenate([before >= 0, np.ones_like(is_real)], axis=1)
+        # 2. A cache of the library with the keys and values of these rows.
         cache = DynamicCache()
         if longest:
             at = torch.from_numpy(rows[:, None]).to(device), torch.from_numpy(before.clip(min=0)).to(device)
             for i, kept in enumerate(self._kept):  # [n, longest, heads, units] -> [n, heads, longest, units]
                 cache.update(*(part[at].transpose(1, 2) for part in kept), i)
+        # 3. One forward pass of the new tokens. Models that take no positions (OPT, BLOOM) count them from the mask.
         inputs = {
             "input_ids": torch.from_numpy(tokens).to(device),
             "attention_mask": torch.from_numpy(seen.astype(np.int64)).to(device),
             "position_ids": torch.from_numpy(starts[:, None] + steps * is_real).to(device),
-            "cache" if "cache" in self._reads else "past_key_values": cache,  # since 5.24, and before
+            "cache"
+            if "cache" in self._reads
+            else "past_key_values": cache,  # since transformers 5.24, before
         }
-        # Models that take no positions (OPT, BLOOM) count those of the mask.
         found = self._policy.body(
             **{name: x for name, x in inputs.items() if name in self._reads}, use_cache=True
         )
+        # 4. Keep the new keys and values, and return logits behind the last real token of each row.
         self._keep(cache, longest, rows, starts, is_real)
         self._lengths[rows] += counts
         last = torch.from_numpy(counts - 1).to(device)
@@ -170,7 +183,7 @@ class HuggingFaceCache:
     def _keep(
         self, cache: Any, longest: int, rows: np.ndarray, starts: np.ndarray, is_real: np.ndarray
     ) -> None:
-        """Take out of the library's cache what follows `longest`, each row's to its own end."""
+        """Copy the new keys and values, behind column `longest` of the library's cache, to the end of each row."""
         row, step = np.nonzero(is_real)
         for i, layer in enumerate(cache.layers):
             both = (layer.keys, layer.values)
@@ -182,8 +195,8 @@ class HuggingFaceCache:
                 kept[rows[row], starts[row] + step] = new[row, :, longest + step]
 
 
-def _loaded(config: HfSettings) -> Any:
-    """Return the language model, with LoRA if it is to have it."""
+def _load(config: HfSettings) -> Any:
+    """Return the language model, with LoRA adapters if lora_rank > 0. Raises ConfigError."""
     try:
         import peft
         import transformers
@@ -193,14 +206,15 @@ def _loaded(config: HfSettings) -> Any:
         ) from e
     try:
         auto = transformers.AutoModelForCausalLM
-        if torch.get_default_device().type == "meta":  # its size is asked for
+        if torch.get_default_device().type == "meta":  # the caller wants shapes alone: load no weights
             lm = auto.from_config(transformers.AutoConfig.from_pretrained(config.hf_path))
         else:
             lm = auto.from_pretrained(config.hf_path, dtype=torch.float32)
     except Exception as e:  # of files, the network, or a model's own code
         raise ConfigError(
-            f"model.hf_path={config.hf_path}: no causal language model can be had of it: {in_one_line(e)}"
+            f"model.hf_path={config.hf_path}: no causal language model can be loaded from it: {in_one_line(e)}"
         ) from e
+    # Recurrent and convolutional layers keep one state for all rows of a batch, which cannot be cut by row.
     kinds = set(getattr(lm.config.get_text_config(), "layer_types", None) or [])
     if getattr(lm, "_is_stateful", False) or kinds & _RECURRENT:
         raise ConfigError(
@@ -213,9 +227,8 @@ def _loaded(config: HfSettings) -> Any:
             r=config.lora_rank, lora_alpha=2 * config.lora_rank, target_modules="all-linear"
         )
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", "fan_in_fan_out"
-            )  # of GPT-2's layers; it is set as they need it
+            # peft warns that it sets fan_in_fan_out for GPT-2's layers, as they need it.
+            warnings.filterwarnings("ignore", "fan_in_fan_out")
             peft.inject_adapter_in_model(wanted, lm)
         _freeze_(lm)
     for module in lm.modules():
@@ -225,7 +238,7 @@ def _loaded(config: HfSettings) -> Any:
 
 
 def _freeze_(lm: nn.Module) -> None:
-    """Make buffers of all parameters that are not learned: buffers are not flattened, averaged, sent or stored."""
+    """Turn parameters that are not learned into buffers, which are not flattened, averaged, sent or stored."""
     for module in lm.modules():
         for name, p in list(module.named_parameters(recurse=False)):
             if not p.requires_grad:

@@ -1,6 +1,8 @@
-"""What a policy over tokens is, for models of one's own too, and how it is tried before a run.
+"""The contract of a policy over tokens, and the checks that such a model passes before a run begins.
 
-`TokenActorCritic` names what the core uses with such a model: its collector, its minibatches and this trial.
+`TokenActorCritic` is the base class, also of your own models. It names the collector, the minibatches and the trial
+that the core uses with such a model. `TokenTrial` calls a model on random tokens, to find mistakes before training
+does.
 """
 
 import abc
@@ -18,24 +20,29 @@ from ddppo.models.actor_critic import ActorCritic, Obs
 from ddppo.models.model_check import ModelCheck, rounding
 from ddppo.spaces import EnvSpec
 
-_LENGTH, _LONGEST_PROMPT, _WINDOW = 14, 8, 4  # of the trial
+# Of the trial: tokens of a row, tokens of a prompt at most, and the width of an attention window.
+_LENGTH, _LONGEST_PROMPT, _WINDOW = 14, 8, 4
 
 
 class TokenCache(Protocol):
-    """What a model remembers of E rows of tokens, each of its own length, so that it need not read them again."""
+    """Keys and values of E rows of tokens, each of its own length, so that no token is read twice."""
 
     def extend(self, rows: np.ndarray, tokens: np.ndarray, counts: np.ndarray) -> torch.Tensor:
-        """Append counts[i] of tokens[i] `[k]` to row rows[i], ascending; return params `[n, P]` of what follows."""
+        """Append tokens to some rows; return the action parameters `[n, P]` of the token that follows in each.
+
+        Args:
+            rows: indices `[n]` of the rows, ascending.
+            tokens: `[n, k]`, as many as the longest part has.
+            counts: `[n]`; the first counts[i] of tokens[i] are appended to row rows[i], the others are padding.
+        """
         ...
 
 
 class TokenActorCritic(ActorCritic):
     """An actor-critic over tokens, for tasks of text.
 
-    obs of learning are the tokens of whole episodes, `[m, L]` int64 with pad behind their ends, and row l of
-    `evaluate_actions(obs, actions)`, action parameters `[m * L, P]` and values `[m * L]`, belongs to the
-    token that follows l.
-    most_tokens: a row may have; None for any number.
+    The learner calls `evaluate_actions(obs, actions)` with the tokens of whole episodes, `[m, L]` int64, padded behind
+    their ends. It returns action parameters `[m * L, P]` and values `[m * L]`; row l describes the token that follows token l.
     """
 
     Settings = TextSettings
@@ -44,14 +51,14 @@ class TokenActorCritic(ActorCritic):
     check_class = "ddppo.domains.text.policy:TokenModelCheck"
     takes_text = True
     stays_eager = "episodes are of other lengths in every minibatch"
-    most_tokens: int | None = None
+    most_tokens: int | None = None  # tokens of a row that the model can read; None: any number
 
     @abc.abstractmethod
     def cache(self, num_rows: int, num_tokens: int) -> TokenCache:
-        """Return the memory of as many rows, empty, of as many tokens each at most, to type in."""
+        """Return an empty cache of `num_rows` rows of `num_tokens` tokens each at most."""
 
     def at_own(self, obs: Obs, actions: torch.Tensor, own: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the rows `own` `[k]` of `evaluate_actions`; a model may leave out what others cost."""
+        """Return the rows `own` `[k]` of `evaluate_actions`. A model may override it to skip all other rows."""
         params, values = self.evaluate_actions(obs, actions)
         return params[own], values[own]
 
@@ -65,18 +72,19 @@ class TokenActorCritic(ActorCritic):
         return self(obs)[1]
 
     def narrowed(self, num_tokens: int) -> AbstractContextManager[None]:
-        """Return a context in which tokens see at most as many back, in layers that have a limit.
+        """Return a context in which sliding-window layers see `num_tokens` tokens back at most.
 
-        A model is tried before a run in rows of a few tokens: without this they would never reach such a limit.
+        The trial uses rows of a few tokens, which would never reach the window that such a layer has in training.
         """
         return nullcontext()
 
 
 class TokenModelCheck(ModelCheck):
-    """One model over tokens; what it is tried on are random tokens, 14 in a row.
+    """Calls a model over tokens on rows of 14 random tokens, and compares acting with learning.
 
-    They are read in parts as acting reads them: prompts and answers of other lengths in each row. A row that is some
-    tokens shorter than another must not notice, not even a layer that sees only the last 4.
+    Acting reads a row in parts, prompts and answers of other lengths in each row; learning reads whole rows. Both must
+    give the same parameters. In particular, the padding of a short row must not change its outputs, not even in a
+    layer that sees only the last 4 tokens.
     """
 
     model: TokenActorCritic
@@ -84,20 +92,22 @@ class TokenModelCheck(ModelCheck):
     def __init__(self, model: TokenActorCritic, spec: EnvSpec, config: ModelSettings) -> None:
         super().__init__(model, spec, config)
         self.tokenizer = make_tokenizer(spec, config)
-        self.brings_own_policy = False  # what it brings is tried with the outputs
+        self.brings_own_policy = False  # a distribution of the model's own is checked in `_check_rows`
 
     def check_outputs(self, size: int) -> None:
-        """Learn from `size` rows, read the same in parts, and compare."""
+        """Compare whole rows, as learning reads them, with the same rows read in parts."""
         with self.model.narrowed(_WINDOW):
             self._check_rows(self._obs(size), size)
 
     def _check_rows(self, tokens: torch.Tensor, size: int) -> None:
+        # 1. Shapes of outputs, and a logit for each token of the vocabulary.
         params, values = self._alone(tokens)
         if self.num_params != self.tokenizer.size:
             raise self.fails(
                 "num_params",
                 f"is {self.num_params}, but there are {self.tokenizer.size} tokens: a logit of each is needed",
             )
+        # 2. The distribution can be sampled, and has the log-probability of each sample.
         noise = torch.rand(*params.shape[:2], self.model.num_noise, dtype=params.dtype)
         policy = self._policy(params.detach())
         drawn = self._call_or_fail("distribution(...).sample", lambda: policy.sample(noise))
@@ -109,12 +119,13 @@ class TokenModelCheck(ModelCheck):
                 "distribution(...).log_prob",
                 f"returned {list(logprobs.shape)} for parameters {list(params.shape)}: it must be [{size}, {_LENGTH}]",
             )
+        # 3. Acting and learning agree. A model that returns other outputs at each call cannot be compared.
         if self._is_repeatable(tokens):
             self._check_cache(tokens, params)
             self._check_own(tokens, params, values)
 
     def _check_own(self, tokens: torch.Tensor, params: torch.Tensor, values: torch.Tensor) -> None:
-        """See that rows asked for by themselves, as learning does, are those of all."""
+        """Check that `at_own` returns the rows of `at` that it is given."""
         own = torch.arange(1, tokens.numel(), 3, device=tokens.device)
         found = self._call_or_fail("at_own", lambda: self.model.at_own(tokens, self._actions(tokens), own))
         for x, whole in zip(found, (params, values), strict=True):
@@ -131,37 +142,40 @@ class TokenModelCheck(ModelCheck):
         with torch.inference_mode():
             cache = self._call_or_fail("cache", lambda: self.model.cache(size, _LENGTH))
             while (lengths < _LENGTH).any():
-                # Prompts of 1 to 8 tokens; then each row goes on in two rounds of three, by 1 or 2 tokens.
+                # Prompts of 1 to 8 tokens; then each row grows in two rounds of three, by 1 or 2 tokens.
                 rows = np.arange(size)
                 counts = 1 + (3 * rows) % _LONGEST_PROMPT if rounds == 0 else 1 + (rows + rounds) % 2
-                goes_on = (lengths < _LENGTH) & ((rounds == 0) | ((rows + rounds) % 3 > 0))
-                rows, counts = rows[goes_on], np.minimum(counts, _LENGTH - lengths)[goes_on]
+                grows = (lengths < _LENGTH) & ((rounds == 0) | ((rows + rounds) % 3 > 0))
+                rows, counts = rows[grows], np.minimum(counts, _LENGTH - lengths)[grows]
                 rounds += 1
                 if len(rows) == 0:
                     continue
+                # The parts of these rows as one array, each padded to the longest with tokens that follow it.
                 columns = lengths[rows, None] + np.arange(counts.max())
                 part = given[rows[:, None], columns.clip(max=_LENGTH - 1)]
                 lengths[rows] += counts
                 read = partial(cache.extend, rows, part, counts)
                 ends = torch.from_numpy(lengths[rows] - 1).to(params.device)
                 wanted = params[torch.from_numpy(rows).to(params.device), ends]
-                self._check_typed(self._call_or_fail("cache(...).extend", read), wanted)
+                self._check_extended(self._call_or_fail("cache(...).extend", read), wanted)
 
-    def _check_typed(self, found: torch.Tensor, wanted: torch.Tensor) -> None:
-        said = "returned action parameters"
+    def _check_extended(self, found: torch.Tensor, wanted: torch.Tensor) -> None:
         if found.shape != wanted.shape:
-            shapes = f"{list(found.shape)}: they must be {list(wanted.shape)}"
-            raise self.fails("cache(...).extend", f"{said} {shapes}")
+            raise self.fails(
+                "cache(...).extend",
+                f"returned action parameters {list(found.shape)}: they must be {list(wanted.shape)}",
+            )
         close = rounding(found)
         if not torch.allclose(found, wanted, rtol=close, atol=close):
             off = (found - wanted).abs().max().item()
             raise self.fails(
                 "cache(...).extend",
-                f"{said} that differ by {off:.2g} from those that at returned for the whole row: what is typed must be "
-                "what is learned, and depend on nothing that follows",
+                f"returned action parameters that differ by {off:.2g} from those that at returned for the whole row: "
+                "acting and learning must compute the same, and a token must not depend on later tokens",
             )
 
     def _alone(self, obs: Obs) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return action parameters `[m, L, P]` and values `[m, L]` of `at`, after checking their shapes."""
         assert isinstance(obs, torch.Tensor)
         size, num_rows = len(obs), obs.numel()
         both = self._call("evaluate_actions", obs, self._actions(obs))

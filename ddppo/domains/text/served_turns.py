@@ -1,4 +1,7 @@
-"""`Turns` over sessions: environments served elsewhere, each stepped at its own pace."""
+"""`Turns` over sessions: environments of a server (ddppo.serve), each stepped at its own pace.
+
+Calls run in an asyncio loop on a thread of its own and put their answers in a queue, which `ready` reads.
+"""
 
 import queue
 import time
@@ -20,7 +23,7 @@ from ddppo.terminal import warn
 
 
 class RemoteTurns:
-    """A session for every environment, opened anew when its next episode begins where it was lost."""
+    """One session for each environment. A session that was lost is opened again when its next episode starts."""
 
     def __init__(
         self, env: EnvConfig, spec: EnvSpec, names: EnvNames, timeout_s: float, max_restarts: int
@@ -32,7 +35,7 @@ class RemoteTurns:
         self._num_lost_of = [0] * self.num_envs
         self._max_restarts = max_restarts
         self._answers: queue.SimpleQueue[Turn | Exception] = queue.SimpleQueue()
-        self._under_way: set[int] = set()
+        self._busy: set[int] = set()  # environments that have not answered yet
         self._source = source = Source(env, spec, names, timeout_s)
         self._loop = LoopThread()
         self._pool = AsyncEnvPool(
@@ -43,7 +46,7 @@ class RemoteTurns:
             self._loop.done(self._pool.connect())
             if self._pool.spec != spec:
                 raise EnvError(
-                    f"{source.urls[0]} serves a task of {self._pool.spec}, not of {spec}, as it did before"
+                    f"{source.urls[0]} serves a task of {self._pool.spec}, which differs from {spec}, its task before"
                 )
         except BaseException:
             self.close()
@@ -54,45 +57,47 @@ class RemoteTurns:
         return self._pool.num_reconnects
 
     def begin(self, i: int, seed: int, options: Mapping[str, Any]) -> None:
-        self._tell(i, self._pool.begin(i, seed, options))
+        self._start(i, self._pool.begin(i, seed, options))
 
     def act(self, i: int, action: Any) -> None:
+        # JSON holds plain values only.
         plain = action.tolist() if isinstance(action, (np.ndarray, np.generic)) else action
-        self._tell(i, self._pool.act(i, plain))
+        self._start(i, self._pool.act(i, plain))
 
     def ready(self, wait_s: float | None) -> list[Turn]:
         turns: list[Turn] = []
         end = float("inf")
-        while self._under_way:
+        while self._busy:
             try:
+                # The first answer is awaited without a limit here: the sessions have timeouts of their own.
                 patience_s = None if end == float("inf") else max(0.0, end - time.monotonic())
                 answer = self._answers.get(timeout=patience_s)
             except queue.Empty:
                 break
             if isinstance(answer, Exception):
                 raise answer
-            self._under_way.remove(answer.env)
+            self._busy.remove(answer.env)
             turns.append(answer)
             if wait_s is not None and len(turns) == 1:
                 end = time.monotonic() + wait_s
         return turns
 
     def close(self) -> None:
-        """End all sessions, within 15 s; a second time does nothing."""
+        """End all sessions, within 15 s. A second call does nothing."""
         self._loop.close(self._pool.close())
         self._source.close()
 
-    def _tell(self, i: int, work: Coroutine[Any, Any, EnvAnswer]) -> None:
-        assert i not in self._under_way, f"{self.names(i)} has not answered yet"
-        self._under_way.add(i)
-        self._loop.begun(self._done(i, work))
+    def _start(self, i: int, call: Coroutine[Any, Any, EnvAnswer]) -> None:
+        assert i not in self._busy, f"{self.names(i)} has not answered yet"
+        self._busy.add(i)
+        self._loop.begun(self._finish(i, call))
 
-    async def _done(self, i: int, work: Coroutine[Any, Any, EnvAnswer]) -> None:
+    async def _finish(self, i: int, call: Coroutine[Any, Any, EnvAnswer]) -> None:
         try:
-            self._answers.put(self._turn(i, await work))
+            self._answers.put(self._turn(i, await call))
         except (EnvServerLost, RemoteError) as e:
             self._answers.put(self._failed(i, e))
-        except Exception as e:  # which `ready` raises
+        except Exception as e:  # raised by `ready`, in the thread of the rank
             self._answers.put(e)
 
     def _turn(self, i: int, answer: EnvAnswer) -> Turn:

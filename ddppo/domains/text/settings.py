@@ -1,4 +1,4 @@
-"""Settings of models that read and write tokens. Import no torch."""
+"""Settings of the models that read and write tokens, `model.*`. This file imports no torch."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from ddppo.scaling import BatchShape
 
 @dataclass(slots=True)
 class TextSettings(ModelSettings):
-    """What every policy of text has: how much it reads and writes, and how tokens are drawn."""
+    """Settings of every policy over tokens: how much it reads and writes, and how it samples."""
 
     turn_tokens: int = setting(64, "most tokens of a turn that the policy writes", low=1)
     obs_tokens: int = setting(
@@ -22,8 +22,8 @@ class TextSettings(ModelSettings):
     )
     top_p: float = setting(
         1.0,
-        "tokens are drawn from the likeliest ones whose probabilities reach this sum, "
-        "and learned from as such; 1 is all",
+        "nucleus sampling: tokens are drawn from the likeliest ones whose probabilities reach this sum, "
+        "and the learner uses the same distribution; 1 is all tokens",
         above=0,
         high=1,
     )
@@ -42,7 +42,7 @@ class TextSettings(ModelSettings):
 
 
 def text_settings(model: ModelSettings) -> TextSettings:
-    """Return the settings of a policy of text. Raises ConfigError for those of another."""
+    """Return `model` as the settings of a policy over tokens. Raises ConfigError if it is another model's."""
     if not isinstance(model, TextSettings):
         raise ConfigError(
             f"model.name={model.name}: a policy of text has settings such as model.turn_tokens: give its class "
@@ -57,7 +57,7 @@ class TokenPolicySettings(TextSettings):
 
     name: str = setting("token_policy", "this model's")
     token_width: int = setting(64, "units of each token in each layer", low=8)
-    token_layers: int = setting(2, "layers of attention and of units", low=1, high=64)
+    token_layers: int = setting(2, "layers, each of attention and an MLP", low=1, high=64)
     token_heads: int = setting(4, "heads of attention, of token_width / token_heads units each", low=1)
 
     def check(self) -> None:
@@ -70,7 +70,7 @@ class TokenPolicySettings(TextSettings):
 
 @dataclass(slots=True)
 class HfSettings(TextSettings):
-    """A causal language model of Hugging Face."""
+    """A causal language model of Hugging Face, trained whole or by LoRA."""
 
     name: str = setting("hf", "this model's")
     hf_path: str | None = setting(

@@ -1,4 +1,4 @@
-"""A causal transformer over tokens, with heads for the next token and for the value of what was said so far.
+"""A small causal transformer over tokens, with one head for the next token and one for the value.
 
 Pre-norm blocks of attention with rotary positions (RoFormer, Su et al. 2021, arXiv:2104.09864) and of squared ReLUs
 (Primer, So et al. 2021, arXiv:2109.08668); norms are RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467) without gain.
@@ -18,14 +18,17 @@ from ddppo.domains.text.tokenizers import make_tokenizer
 from ddppo.models.actor_critic import Obs
 from ddppo.spaces import EnvSpec
 
-_LONGEST_WAVE = 10_000.0  # positions in one radian of the slowest pair of units
+_LONGEST_WAVE = (
+    10_000.0  # the slowest pair of units turns by one radian in so many positions (RoFormer, section 3.2.2)
+)
 
 
 class TokenPolicy(TokenActorCritic):
-    """Logits of the token that follows each, divided by model.sampling_temperature, and values.
+    """Returns logits of the token that follows each token, divided by model.sampling_temperature, and values.
 
-    Weights begin normal of deviation 1 / sqrt(inputs); smaller by sqrt(2 layers) where blocks add to what they were
-    given (GPT-2), by 100 in the policy head and by 10 in the value head, so that it begins by typing anything.
+    Initial weights are normal with deviation 1 / sqrt(inputs), times
+    - 1 / sqrt(2 layers) in layers that add to the residual stream (GPT-2: Radford et al. 2019, section 2.3),
+    - 0.01 in the policy head, so that the first policy is nearly uniform, and 0.1 in the value head.
     """
 
     Settings = TokenPolicySettings
@@ -48,6 +51,7 @@ class TokenPolicy(TokenActorCritic):
     def forward(self, obs: Obs) -> tuple[torch.Tensor, torch.Tensor]:
         """Return logits `[m * L, V]` and values `[m * L]` of tokens `[m, L]`; 0 behind the end of the longest row."""
         assert isinstance(obs, torch.Tensor), "tokens are one array"
+        # Columns that hold nothing but padding are not computed.
         length = int((obs != self.pad).any(dim=0).sum())
         hidden = self.hidden(obs[:, :length], torch.arange(length, device=obs.device))
         behind = (0, 0, 0, obs.shape[1] - length)
@@ -55,7 +59,10 @@ class TokenPolicy(TokenActorCritic):
         return params.flatten(0, 1), values.flatten()
 
     def at_own(self, obs: Obs, actions: torch.Tensor, own: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Say what follows own tokens alone: with 1,000 tokens to choose from that is a third of the work of all."""
+        """Return the rows `own` of `at`.
+
+        The heads read own rows only. With a vocabulary of 1,000 tokens this takes a third of the time of all rows.
+        """
         assert isinstance(obs, torch.Tensor), "tokens are one array"
         hidden = self.hidden(obs, torch.arange(obs.shape[1], device=obs.device)).flatten(0, 1)[own]
         return self.logits(hidden), self.value_head(hidden).squeeze(-1)
@@ -74,7 +81,8 @@ class TokenPolicy(TokenActorCritic):
     ) -> torch.Tensor:
         """Return features `[n, k, width]` of tokens `[n, k]` at positions `[k]` or `[n, k]`.
 
-        place: where rows that are remembered go on, else they begin here.
+        Args:
+            place: where the tokens are appended to cached rows. None: rows are whole and start at position 0.
         """
         x = _norm(self.embedding(tokens))
         waves = self._waves(positions, x.dtype)
@@ -83,7 +91,10 @@ class TokenPolicy(TokenActorCritic):
         return _norm(x)
 
     def _waves(self, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Return e^(i p w) `[..., k, 1, 1, d / 2]` of positions p, w from 1 down to 1 / _LONGEST_WAVE."""
+        """Return the rotations e^(i p w) `[..., k, 1, 1, d / 2]` of positions p.
+
+        The frequencies w fall geometrically from 1 to nearly 1 / _LONGEST_WAVE (RoFormer, section 3.2.2).
+        """
         first = self.blocks[0]
         assert isinstance(first, Block)
         num = first.num_units // 2
@@ -93,7 +104,7 @@ class TokenPolicy(TokenActorCritic):
 
 
 class Block(nn.Module):
-    """Attention to what came before, then a layer of units; each adds to what it was given."""
+    """A layer of the transformer: causal attention, then an MLP; each adds to the residual stream."""
 
     def __init__(self, width: int, num_heads: int, num_layers: int) -> None:
         super().__init__()
@@ -108,14 +119,15 @@ class Block(nn.Module):
         self, x: torch.Tensor, waves: torch.Tensor, place: "Place | None", index: int
     ) -> torch.Tensor:
         qkv = self.attention_in(_norm(x)).unflatten(-1, (3, self.num_heads, self.num_units))
-        # Pairs of units of q and k are turned by their waves. [n, k, h, d] -> [n, h, k, d]
+        # Rotary positions: a pair of units of q and k is one complex number, which is multiplied by its rotation.
+        # Layout: [n, k, h, d] -> [n, h, k, d].
         pairs = torch.view_as_complex(qkv[:, :, :2].unflatten(-1, (-1, 2)))
         turned = torch.view_as_real(pairs * waves).flatten(-2)
         q, k, v = (part.transpose(1, 2) for part in (turned[:, :, 0], turned[:, :, 1], qkv[:, :, 2]))
         if place is None:
             found = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:
-            keys, values = place.remembered(index, k, v)
+            keys, values = place.append_(index, k, v)
             found = F.scaled_dot_product_attention(q, keys, values, attn_mask=place.seen)
         x = x + self.attention_out(found.transpose(1, 2).flatten(2))
         return x + self.layer_out(F.relu(self.layer_in(_norm(x))).square())
@@ -123,24 +135,19 @@ class Block(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where tokens `[n, k]` are appended to rows of a memory, each at its own end.
+    """Where tokens `[n, k]` are appended to the cached rows, each row at its own end."""
 
-    memory: keys and values of each block, `[E, h, num_tokens, d]`. rows: `[n]`, None for all. is_real: `[n, k]` bool,
-    for others only fill up; None if all are. to: row and position of those that are. seen: `[n, 1, k, length]` bool,
-    what each may look at.
-    """
+    memory: list[tuple[torch.Tensor, torch.Tensor]]  # keys and values of each block, `[E, h, num_tokens, d]`
+    rows: torch.Tensor | None  # `[n]`, ascending; None for all rows
+    is_real: torch.Tensor | None  # `[n, k]` bool, False for padding; None if there is no padding
+    to: tuple[torch.Tensor, torch.Tensor]  # row and position of each token that is no padding
+    seen: torch.Tensor  # `[n, 1, k, length]` bool: the cached positions that each token attends to
 
-    memory: list[tuple[torch.Tensor, torch.Tensor]]
-    rows: torch.Tensor | None
-    is_real: torch.Tensor | None
-    to: tuple[torch.Tensor, torch.Tensor]
-    seen: torch.Tensor
-
-    def remembered(self, block: int, keys: torch.Tensor, values: torch.Tensor) -> list[torch.Tensor]:
-        """Append keys and values `[n, h, k, d]`; return all of these rows, `[n, h, length, d]`."""
+    def append_(self, block: int, keys: torch.Tensor, values: torch.Tensor) -> list[torch.Tensor]:
+        """Append keys and values `[n, h, k, d]`; return all keys and values of these rows, `[n, h, length, d]`."""
         found, (rows, positions) = [], self.to
         for kept, new in zip(self.memory[block], (keys, values), strict=True):
-            by_token = new.transpose(1, 2)
+            by_token = new.transpose(1, 2)  # [n, h, k, d] -> [n, k, h, d]
             kept[rows, :, positions] = (
                 by_token.flatten(0, 1) if self.is_real is None else by_token[self.is_real]
             )
@@ -150,7 +157,7 @@ class Place:
 
 
 class Cache:
-    """What a model remembers of E rows, each of its own length, so that a token costs one forward of that token."""
+    """Keys and values of E rows, each of its own length, so that a token costs the forward pass of one token."""
 
     def __init__(self, model: TokenPolicy, num_rows: int, num_tokens: int) -> None:
         self._model = model
@@ -164,8 +171,12 @@ class Cache:
         self._lengths = np.zeros(num_rows, np.int64)
 
     def extend(self, rows: np.ndarray, tokens: np.ndarray, counts: np.ndarray) -> torch.Tensor:
-        """Append counts[i] of tokens[i] `[k]` to row rows[i], ascending; return logits `[n, V]` of what follows."""
+        """Append counts[i] of tokens[i] `[k]` to row rows[i]; return logits `[n, V]` of the next tokens.
+
+        `rows` are ascending. See TokenCache.extend.
+        """
         num, width = tokens.shape
+        # Each part starts at the end of its own row. With one token each, no part is padded.
         positions = self._lengths[rows, None] + np.arange(width)
         self._lengths[rows] += counts
         length = int(self._lengths[rows].max())
@@ -179,12 +190,13 @@ class Cache:
 
         place = Place(
             self._memory,
-            None if num == len(self._lengths) else tensor(rows),
-            None if is_real is None else tensor(is_real),
-            (tensor(to[0]), tensor(to[1])),
-            tensor(np.arange(length) <= positions[:, None, :, None]),
+            rows=None if num == len(self._lengths) else tensor(rows),
+            is_real=None if is_real is None else tensor(is_real),
+            to=(tensor(to[0]), tensor(to[1])),
+            seen=tensor(np.arange(length) <= positions[:, None, :, None]),  # causal: up to its own position
         )
         hidden = self._model.hidden(tensor(tokens), tensor(positions), place)
+        # The next token follows the last real token of each part.
         return self._model.logits(
             hidden[:, 0] if width == 1 else hidden[tensor(np.arange(num)), tensor(counts - 1)]
         )

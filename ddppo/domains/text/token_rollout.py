@@ -1,4 +1,10 @@
-"""The tokens of whole episodes, the rollout that is made of them, and its minibatches."""
+"""From typed tokens to minibatches, for tasks of text.
+
+`EpisodeRecord` collects the tokens of an iteration's episodes and turns them into a `Rollout`; `TokenMinibatches`
+cuts that rollout into minibatches of whole episodes.
+
+Index convention: row l of a rollout is the decision after tokens 0 to l. Its action is the token at position l + 1.
+"""
 
 import itertools
 from collections.abc import Iterator
@@ -11,35 +17,32 @@ from ddppo.ppo.advantages import Estimates
 from ddppo.ppo.minibatches import Minibatch, fields_of
 from ddppo.ppo.rollout import FinishedEpisode, Rollout
 
-_TOKENS = 2**15  # of one forward pass over whole rows; they bound memory, not results
+_TOKENS_PER_FORWARD = 2**15  # bounds the memory of a forward pass over whole episodes; no effect on results
 
 
 class EpisodeRecord:
-    """The tokens of E episodes, L + 1 at most. Row l describes the token at position l + 1, chosen after tokens 0 to l.
-
-    tokens `[E, L + 1]`, with pad behind `lengths` `[E]`. own `[L, E]`: rows whose token the policy typed. last `[E]`:
-    the last own row, -1 before the first. allowed `[L, E, V]`: the tokens allowed there, None while all were. achieved
-    `[E]`: 1 or 0, NaN until the environment says.
-    """
+    """The tokens of E episodes, each of L + 1 tokens at most."""
 
     def __init__(self, num_tokens: int, num_envs: int, pad: int) -> None:
-        self.tokens = np.full((num_envs, num_tokens + 1), pad, np.int64)
+        self.tokens = np.full((num_envs, num_tokens + 1), pad, np.int64)  # `pad` behind the end of an episode
         self.lengths = np.zeros(num_envs, np.int64)
-        self.own = np.zeros((num_tokens, num_envs), bool)
-        self.last = np.full(num_envs, -1)
-        self.allowed: np.ndarray | None = None
+        self.own = np.zeros((num_tokens, num_envs), bool)  # rows whose token the policy typed
+        self.last = np.full(num_envs, -1)  # the last own row, -1 before the first
+        self.allowed: np.ndarray | None = (
+            None  # [L, E, V] bool: the mask of each token; None while no token is masked
+        )
         self.rewards = np.zeros((num_tokens, num_envs))
         self.terminated = np.zeros((num_tokens, num_envs), bool)
         self.truncated = np.zeros((num_tokens, num_envs), bool)
         self.failed = np.zeros(num_envs, bool)
-        self.achieved = np.full(num_envs, np.nan)
+        self.achieved = np.full(num_envs, np.nan)  # 1 or 0; NaN until the environment reports it
 
     def is_full(self, env: int) -> bool:
-        """Return whether no token can follow."""
+        """Return whether there is no room for another token."""
         return bool(self.lengths[env] == self.tokens.shape[1])
 
     def read(self, env: int, tokens: list[int]) -> bool:
-        """Append tokens that the policy is given, as many as there is room for; return whether it can type another."""
+        """Append tokens of the environment, cut to the room that is left; return whether the policy can still type."""
         start = self.lengths[env]
         end = min(start + len(tokens), self.tokens.shape[1])
         self.tokens[env, start:end] = tokens[: end - start]
@@ -47,8 +50,15 @@ class EpisodeRecord:
         return not self.is_full(env)
 
     def typed(self, envs: np.ndarray, tokens: np.ndarray, allowed: np.ndarray) -> None:
-        """Append to each environment of `[n]` the token `[n]` that the policy typed, one of `[n, V]` allowed."""
+        """Append the token that the policy typed in each environment.
+
+        Args:
+            envs: indices of the environments `[n]`.
+            tokens: the typed tokens `[n]`.
+            allowed: the masks `[n, V]` that they were chosen from.
+        """
         rows = self.lengths[envs] - 1
+        # The array of masks is V times as large as the tokens: allocate it only if a grammar or a nucleus forbids any.
         if self.allowed is None and not allowed.all():
             self.allowed = np.ones((*self.own.shape, allowed.shape[1]), bool)
         if self.allowed is not None:
@@ -59,7 +69,7 @@ class EpisodeRecord:
         self.lengths[envs] += 1
 
     def episodes(self, first_env: int) -> list[FinishedEpisode]:
-        """Return the episodes that did not fail; their length is in tokens that the policy typed."""
+        """Return the episodes that did not fail. Their length counts the tokens that the policy typed."""
         found = []
         for env in np.flatnonzero(~self.failed).tolist():
             total, length = float(self.rewards[:, env].sum()), int(self.own[:, env].sum())
@@ -68,12 +78,19 @@ class EpisodeRecord:
 
     @torch.no_grad()
     def rollout(self, model: TokenActorCritic, device: torch.device, dtype: torch.dtype) -> Rollout:
-        """Return the episodes with log-probabilities and values from the whole of each, as learning computes them."""
+        """Return the episodes as a rollout.
+
+        Log-probabilities and values are computed from whole episodes, exactly as the learner will compute them, and not
+        from the cache of acting: the first ratio of an update is 1, and differences of rounding do not enter it.
+        """
+        # 1. A token counts if the policy typed it and its episode did not fail.
         valid = self.own & ~self.failed
         tokens = torch.from_numpy(self.tokens).to(device)
         allowed = None if self.allowed is None else torch.from_numpy(self.allowed).to(device)
         own = torch.from_numpy(valid).to(device)
-        logprobs, values = self._computed(model, tokens, own, allowed, dtype)
+        # 2. Evaluate the model once over all episodes.
+        logprobs, values = self._evaluate(model, tokens, own, allowed, dtype)
+        # 3. Flags: an episode starts at its first own row.
         starts = np.zeros_like(valid)
         starts[np.argmax(valid, axis=0), np.arange(len(self.last))] = True
         flags = (self.terminated & valid, self.truncated & valid, starts & valid)
@@ -84,6 +101,7 @@ class EpisodeRecord:
             actions=tokens[:, 1:].T,
             logprobs=logprobs,
             values=values[:-1] * own,
+            # V of the policy's next own token, which may lie many rows further on, behind an answer.
             next_values=values.gather(0, torch.from_numpy(self._next_rows()).to(device)) * own,
             rewards=torch.from_numpy(np.where(valid, self.rewards, 0.0)).to(device),
             terminated=terminated,
@@ -96,7 +114,7 @@ class EpisodeRecord:
             achieved=torch.from_numpy(np.where(self.failed, np.nan, self.achieved)).to(device, dtype),
         )
 
-    def _computed(
+    def _evaluate(
         self,
         model: TokenActorCritic,
         tokens: torch.Tensor,
@@ -104,20 +122,27 @@ class EpisodeRecord:
         allowed: torch.Tensor | None,
         dtype: torch.dtype,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return log-probabilities `[L, E]` of own tokens and values `[L + 1, E]` there and at the last; else 0."""
+        """Return log-probabilities `[L, E]` of own tokens, and values `[L + 1, E]` of own rows and of last tokens.
+
+        All other entries are 0.
+        """
         num_rows, num_envs = own.shape
         logprobs = torch.zeros(num_rows, num_envs, dtype=dtype, device=own.device)
         values = torch.zeros(num_rows + 1, num_envs, dtype=dtype, device=own.device)
         length = int(self.lengths.max(initial=1))
         actions = torch.nn.functional.pad(tokens[:, 1:], (0, 1))
+        # Select the positions to evaluate: own rows, and the last token of each episode, whose value bootstraps the
+        # return of a truncated episode. Prompts and answers need no output of the model's heads.
         typed = torch.nn.functional.pad(own, (0, 0, 0, 1))  # [L + 1, E], as values are
-        asked = typed[:length].T.contiguous()  # [L + 1, E] -> [E, length]
-        asked[range(num_envs), (self.lengths - 1).clip(min=0)] = True
-        for envs in torch.arange(num_envs, device=own.device).split(max(1, _TOKENS // length)):
-            places = asked[envs].flatten().nonzero().squeeze(1)
-            params, of_places = model.at_own(tokens[envs, :length], actions[envs, :length], places)
+        selected = typed[:length].T.contiguous()  # [L + 1, E] -> [E, length]
+        selected[range(num_envs), (self.lengths - 1).clip(min=0)] = True
+        # Evaluate some episodes at a time, to bound memory.
+        for envs in torch.arange(num_envs, device=own.device).split(max(1, _TOKENS_PER_FORWARD // length)):
+            places = selected[envs].flatten().nonzero().squeeze(1)
+            params, found_values = model.at_own(tokens[envs, :length], actions[envs, :length], places)
             columns, steps = envs[places // length], places % length
-            values[steps, columns] = of_places
+            values[steps, columns] = found_values
+            # Last tokens have a value and no log-probability.
             is_typed = typed[steps, columns]
             steps, columns = steps[is_typed], columns[is_typed]
             mask = None if allowed is None else allowed[steps, columns]
@@ -126,24 +151,26 @@ class EpisodeRecord:
         return logprobs, values
 
     def _next_rows(self) -> np.ndarray:
-        """Return for each row `[L, E]` the next own one of its environment; behind the last, that of the last token.
+        """Return, for each row `[L, E]`, the row of the next value of its environment.
 
-        Its value is what a truncated episode would have been worth.
+        That is the next own row. Behind the last own row it is the row of the episode's last token: its value
+        bootstraps the return of a truncated episode.
         """
         num_rows = len(self.own)
         ends = np.maximum(self.lengths - 1, 0)
+        # A running minimum from the end: the nearest own row at or behind each row, num_rows if there is none.
         later = np.where(self.own, np.arange(num_rows)[:, None], num_rows)
-        nearest = np.minimum.accumulate(later[::-1], axis=0)[::-1]  # from this row on
+        nearest = np.minimum.accumulate(later[::-1], axis=0)[::-1]
         after = np.concatenate([nearest[1:], np.full((1, len(ends)), num_rows)])
         return np.where(after == num_rows, ends, after)
 
 
 class TokenMinibatches:
-    """Minibatches of whole episodes: `fields` `[E, T, ...]`.
+    """Minibatches of whole episodes.
 
-    A minibatch holds the policy's own rows of some episodes, flattened to samples. Its "inputs" are the obs and actions
-    `[m, L]` that a model reads to say something of row l, up to the last own one, and the places of own ones among the
-    m * L.
+    A minibatch holds the own rows of some episodes, flattened to samples. Its "inputs" are the arguments of
+    `TokenActorCritic.at_own`: obs and actions `[m, L]` of these episodes, cut behind the last own row, and the places
+    of own rows among the m * L.
     """
 
     def __init__(self, rollout: Rollout, estimates: Estimates) -> None:
@@ -151,9 +178,10 @@ class TokenMinibatches:
         self.fields = {name: x.transpose(0, 1) for name, x in fields.items()}  # [T, E, ...] -> [E, T, ...]
 
     def minibatches(self, order: torch.Tensor, bounds: list[int]) -> Iterator[Minibatch]:
-        """Yield the sequences in `order` `[n]`, cut at `bounds`."""
+        """Yield the episodes in `order` `[n]`, cut at `bounds`."""
         for start, end in itertools.pairwise(bounds):
-            # A model is asked for something even where no sequence is here, for other ranks wait for its gradient.
+            # A rank without an episode in this minibatch still runs the model, on an episode whose samples are all left
+            # out: the other ranks wait for its gradient.
             yield self._minibatch(
                 order[start:end] if end > start else order.new_zeros(1), is_empty=end == start
             )
@@ -162,6 +190,7 @@ class TokenMinibatches:
         is_own = self.fields["weights"][chosen] > 0
         if is_empty:
             is_own = torch.zeros_like(is_own)
+        # Cut the padding: no token behind the last own row can change the outputs of a causal model.
         length = int(is_own.any(dim=0).nonzero().max()) + 1 if is_own.any() else 1
         own = is_own[:, :length].flatten().nonzero().squeeze(1)
         minibatch = {name: x[chosen, :length] for name, x in self.fields.items()}

@@ -1,7 +1,7 @@
-"""Text as tokens: what an environment prints and a policy types, in the numbers that a model takes (docs/text.md).
+"""Text as tokens: observations and typed commands as the integers that a model reads (docs/text.md).
 
-A `Tokenizer` is the contract; `BytesTokenizer` serves any text, `HuggingFaceTokenizer` the models of that library;
-`make_tokenizer` chooses by the task and the settings.
+`Tokenizer` and `Dialogue` are the contract. `BytesTokenizer` works for any text, `HuggingFaceTokenizer` for the
+models of that library. `make_tokenizer` chooses one by the task and the settings.
 """
 
 from typing import Any, Protocol
@@ -16,20 +16,22 @@ from ddppo.plugins import imported
 from ddppo.spaces import EnvSpec
 
 _NEWLINE = 10
-_HAS = ("size", "pad", "end", "begin")  # of a tokenizer
+_REQUIRED = ("size", "pad", "end", "begin")  # attributes of a tokenizer
 
 
 class Tokenizer(Protocol):
-    """A vocabulary of tokens 0 to size - 1, made as `Class(turn_tokens=n, obs_tokens=m)`.
+    """A vocabulary of tokens 0 to size - 1. A class of your own is called as `Class(turn_tokens=n, obs_tokens=m)`.
 
-    n: tokens of one turn of the policy at most, `end` included. m: of the prompt, and of what follows a turn, at most;
-    the rest is left out. It keeps nothing of a dialogue, so one serves all environments.
-    pad: fills rows behind their end; never given, never typed. end: closes a turn.
+    A tokenizer has no state of a dialogue, so that all environments of a rank share one.
+
+    Args:
+        turn_tokens: tokens of one turn of the policy at most, `end` included.
+        obs_tokens: tokens of the prompt, and of each answer, at most; longer texts are cut.
     """
 
     size: int
-    pad: int
-    end: int
+    pad: int  # fills rows behind their end; neither read nor typed
+    end: int  # closes a turn
 
     def begin(self, prompt: str) -> "Dialogue":
         """Return the dialogue of an episode whose first observation is `prompt`."""
@@ -37,40 +39,37 @@ class Tokenizer(Protocol):
 
 
 class Dialogue(Protocol):
-    """One episode between a policy and an environment: its turns, typed token by token.
+    """One episode between a policy and an environment. The policy types its turns token by token."""
 
-    prompt_tokens: what the policy is given first, one at least.
-    """
-
-    prompt_tokens: list[int]
+    prompt_tokens: list[int]  # at least one
 
     @property
     def is_over(self) -> bool:
-        """Whether the turn under way has ended: by `end`, or because it may not be longer."""
+        """Whether the current turn has ended, by `end` or by its length."""
         ...
 
     def allowed(self) -> np.ndarray:
-        """Return which tokens may be typed next, bool `[size]`: one at least while the turn is not over.
+        """Return the tokens that may be typed next, bool `[size]`; at least one while the turn is not over.
 
-        The array may be kept and returned again; the caller does not write into it.
+        A dialogue may return the same array again; the caller does not write into it.
         """
         ...
 
     def push(self, token: int) -> None:
-        """Type a token that is allowed."""
+        """Append an allowed token to the current turn."""
         ...
 
     def action(self) -> str:
-        """Return the text of the turn, which is over. What `allowed` and `push` say then is of the next."""
+        """Return the text of the turn that has ended, and start the next turn."""
         ...
 
     def observe(self, text: str) -> list[int]:
-        """Return the tokens that the policy is given of what the environment answered, one at least."""
+        """Return the tokens of the environment's answer, at least one."""
         ...
 
 
 def make_tokenizer(spec: EnvSpec, model: ModelSettings) -> Tokenizer:
-    """Return the tokenizer of model.name=hf, else the one that the task names, else bytes. Raises ConfigError."""
+    """Return the language model's tokenizer with model.name=hf, else the task's own, else bytes. Raises ConfigError."""
     assert spec.action.kind == "text", spec
     config = text_settings(model)
     if isinstance(config, HfSettings):
@@ -78,24 +77,25 @@ def make_tokenizer(spec: EnvSpec, model: ModelSettings) -> Tokenizer:
         return HuggingFaceTokenizer(config.hf_path, config.turn_tokens, config.obs_tokens)
     limits = {"turn_tokens": config.turn_tokens, "obs_tokens": config.obs_tokens}
     if spec.tokens is None:
-        limits["turn_tokens"] = min(config.turn_tokens, spec.action.sizes[0])  # a byte is a character at most
+        # A character has at least one byte: so many bytes never exceed the characters that the task accepts.
+        limits["turn_tokens"] = min(config.turn_tokens, spec.action.sizes[0])
         return BytesTokenizer(**limits)
-    said = f"the task's attribute tokens={spec.tokens}"
+    attribute = f"the task's attribute tokens={spec.tokens}"
     module_name, _, name = spec.tokens.partition(":")
     if not (module_name and name):
-        raise ConfigError(f"{said}: must be an import path such as my_pkg.words:WordTokenizer")
+        raise ConfigError(f"{attribute}: must be an import path such as my_pkg.words:WordTokenizer")
     try:
         tokenizer: Tokenizer = imported(spec.tokens)(**limits)
     except ConfigError:
         raise
     except (Exception, SystemExit) as e:  # a user's module may raise anything
         raise ConfigError(
-            f"{said} cannot be imported and made as {name}(turn_tokens={config.turn_tokens}, "
+            f"{attribute} cannot be imported and made as {name}(turn_tokens={config.turn_tokens}, "
             f"obs_tokens={config.obs_tokens}): {in_one_line(e)}"
         ) from e
-    if lacking := [attribute for attribute in _HAS if not hasattr(tokenizer, attribute)]:
+    if missing := [required for required in _REQUIRED if not hasattr(tokenizer, required)]:
         raise ConfigError(
-            f"{said}: a {name} has no {', '.join(lacking)}; see ddppo.domains.text.tokenizers.Tokenizer"
+            f"{attribute}: a {name} has no {', '.join(missing)}; see ddppo.domains.text.tokenizers.Tokenizer"
         )
     return tokenizer
 
@@ -104,9 +104,9 @@ def make_tokenizer(spec: EnvSpec, model: ModelSettings) -> Tokenizer:
 
 
 class BytesTokenizer:
-    """UTF-8: tokens 0 to 255 are bytes. A newline ends a turn; `turn` stands before each, `pad` behind a row's end.
+    """UTF-8: tokens 0 to 255 are bytes, token 256 is `pad`, and token 257, `turn`, marks the start of each turn.
 
-    Text longer than `obs_tokens` loses its end.
+    A newline ends a turn. Text longer than `obs_tokens` loses its end.
     """
 
     size = 258
@@ -115,7 +115,7 @@ class BytesTokenizer:
 
     def __init__(self, turn_tokens: int, obs_tokens: int) -> None:
         self.turn_tokens, self.obs_tokens = turn_tokens, obs_tokens
-        self.typed = np.arange(self.size) < 256
+        self.typed = np.arange(self.size) < 256  # the mask of every token: any byte
 
     def begin(self, prompt: str) -> "BytesDialogue":
         return BytesDialogue(self, prompt)
@@ -153,10 +153,10 @@ class BytesDialogue:
 
 
 class HuggingFaceTokenizer:
-    """The tokens of the model in the folder, or of the name, `path`; a turn ends with its end of text, or a line.
+    """The tokens of the language model at `path`, a folder or a name. A turn ends with the end of text or of the line.
 
-    What the policy is given is plain text, "prompt\\n>" and after each turn "\\nanswer\\n>": no chat template is known.
-    Anything may be typed but special tokens and padding.
+    The policy reads plain text, "prompt\\n>" and after each turn "\\nanswer\\n>"; chat templates are not used. It may
+    type any token except special tokens and padding.
     """
 
     def __init__(self, path: str, turn_tokens: int, obs_tokens: int) -> None:
@@ -170,13 +170,16 @@ class HuggingFaceTokenizer:
             self.size = int(AutoConfig.from_pretrained(path).get_text_config().vocab_size)
             self.tokens: Any = AutoTokenizer.from_pretrained(path)
         except Exception as e:  # of files, or the network
-            raise ConfigError(f"model.hf_path={path}: no tokenizer can be had of it: {in_one_line(e)}") from e
+            raise ConfigError(
+                f"model.hf_path={path}: its tokenizer cannot be loaded: {in_one_line(e)}"
+            ) from e
         if self.tokens.eos_token_id is None:
             raise ConfigError(f"model.hf_path={path}: its tokenizer has no end of text (eos_token)")
         self.turn_tokens, self.obs_tokens = turn_tokens, obs_tokens
         self.end = int(self.tokens.eos_token_id)
         self.pad = self.end if self.tokens.pad_token_id is None else int(self.tokens.pad_token_id)
-        self.typed = np.arange(self.size) < len(self.tokens)  # models round their vocabulary up
+        # The mask of every token. A model's vocabulary may be rounded up: tokens without a text are never typed.
+        self.typed = np.arange(self.size) < len(self.tokens)
         self.typed[[i for i in self.tokens.all_special_ids if i != self.end]] = False
 
     def begin(self, prompt: str) -> "HuggingFaceDialogue":
@@ -213,7 +216,7 @@ class HuggingFaceDialogue:
         return self._read(f"\n{text}")
 
     def _read(self, text: str) -> list[int]:
-        """Return the tokens of a text and of "\\n>", which stays where the text is too long."""
+        """Return the tokens of a text and of the mark "\\n>". A text that is too long is cut before the mark."""
         encode, most = self._tokenizer.tokens.encode, self._tokenizer.obs_tokens
         mark = encode("\n>", add_special_tokens=False)[-most:]
         return [*encode(text, add_special_tokens=False)[: most - len(mark)], *mark]

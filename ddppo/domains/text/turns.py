@@ -1,4 +1,4 @@
-"""Environments that are stepped each at its own pace, and begin an episode only when told.
+"""Environments that are stepped each at its own pace, and start an episode only by `begin`.
 
     turns = make_turns(env, range(8), rank=0, timeout_s=60.0, max_restarts=0)
     for i in range(8):
@@ -9,7 +9,8 @@
                 turns.act(turn.env, "aws s3 mb s3://b")
     turns.close()
 
-A batch of arrays in step is a `VecEnv`.
+(Environments that all step together, with arrays, are a `VecEnv`.) `Turns` is the contract; `LocalTurns` steps
+environments in this process, `RemoteTurns` (served_turns.py) steps environments of a server.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,19 +33,17 @@ _SERVED = "ddppo.domains.text.served_turns:RemoteTurns"  # needs the extra serve
 
 @dataclass(slots=True)
 class Turn:
-    """What one environment answers. env: its index in this batch. obs: text, or the arrays that its spec describes.
+    """The answer of one environment to `begin` or `act`."""
 
-    failed: the world was lost, or it raised: the episode is over and counts for nothing, obs is None. info: what the
-    environment tells in plain values, and its action_mask where it has masks.
-    """
-
-    env: int
-    obs: Any
+    env: int  # index of the environment among the E of this rank
+    obs: Any  # text, or the arrays that its spec describes; None if it failed
     reward: float = 0.0
     terminated: bool = False
     truncated: bool = False
-    failed: bool = False
-    info: Mapping[str, Any] = field(default_factory=dict)
+    failed: bool = False  # its world was lost, or it raised: the episode is over and is not counted
+    info: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # plain values, and action_mask if the task has masks
 
     @property
     def is_over(self) -> bool:
@@ -52,11 +51,10 @@ class Turn:
 
 
 class Turns(Protocol):
-    """E environments of a rank. An environment that was told something is told nothing more until it has answered.
+    """E environments of a rank. After `begin` or `act`, an environment takes no further call until it has answered.
 
-    The first max_restarts episodes of an environment that are lost, or in which it raises, are turns that failed; the
-    next raises its EnvError. num_restarts: how often a world was lost and another took its place. num_lost_episodes:
-    that failed. Both of all environments.
+    An environment may lose up to max_restarts episodes, by an error or with its world; each is a Turn that failed. The
+    next lost episode raises its EnvError.
     """
 
     spec: EnvSpec
@@ -64,23 +62,27 @@ class Turns(Protocol):
     names: EnvNames
 
     @property
-    def num_restarts(self) -> int: ...
+    def num_restarts(self) -> int:
+        """Worlds that were lost and replaced, over all environments."""
+        ...
 
     @property
-    def num_lost_episodes(self) -> int: ...
+    def num_lost_episodes(self) -> int:
+        """Episodes that failed, over all environments."""
+        ...
 
     def begin(self, i: int, seed: int, options: Mapping[str, Any]) -> None:
-        """Have environment i begin an episode, and return at once; one that is under way is over."""
+        """Start an episode of environment i and return at once. An unfinished episode of it is dropped."""
         ...
 
     def act(self, i: int, action: Any) -> None:
-        """Have environment i do one step, and return at once."""
+        """Start one step of environment i and return at once."""
         ...
 
     def ready(self, wait_s: float | None) -> list[Turn]:
-        """Wait for the first answer, and then up to wait_s for those still under way (None: for all).
+        """Wait for the first answer, then up to wait_s seconds for the others (None: for all).
 
-        Returns what was answered since it was last asked; [] where nothing is under way. Raises EnvError.
+        Returns the answers since the last call; [] if no environment is busy. Raises EnvError.
         """
         ...
 
@@ -88,12 +90,17 @@ class Turns(Protocol):
 
 
 def make_turns(env: EnvConfig, env_indices: range, rank: int, timeout_s: float, max_restarts: int) -> Turns:
-    """Make the environments `env_indices` (global) of this rank: served with env.backend=remote, else in this process.
+    """Make the environments of a rank: served with env.backend=remote, else in this process.
 
-    env.backend=auto serves those of which a process can hold only one. timeout_s: how long one may take to answer.
-    Raises ConfigError as probe() does, EnvError.
+    env.backend=auto serves tasks that allow one environment per process. Raises ConfigError as probe() does, EnvError.
+
+    Args:
+        env_indices: global indices of the environments.
+        timeout_s: seconds in which an environment must answer.
+        max_restarts: episodes that each environment may lose.
     """
     spec, names = probe(env), EnvNames(env_indices, rank)
+    # For tasks of text, `settled` replaces the backend "auto" by the one that is used.
     if (settled(env, spec, len(env_indices), cores=1) if spec.is_text else env).backend == "remote":
         served: Turns = imported(_SERVED)(env, spec, names, timeout_s, max_restarts)
         return served
@@ -101,7 +108,7 @@ def make_turns(env: EnvConfig, env_indices: range, rank: int, timeout_s: float, 
 
 
 class LocalTurns:
-    """Environments of this process. `begin` and `act` only note what is to be done; `ready` does it, in their order."""
+    """Environments in this process. `begin` and `act` note a call; `ready` runs the noted calls in their order."""
 
     num_restarts = 0
 
@@ -113,38 +120,39 @@ class LocalTurns:
         self._max_restarts = max_restarts
         self._num_lost_of = [0] * self.num_envs
         self._envs = [played(env, spec, names(i)) for i in range(self.num_envs)]
-        self._told: dict[int, Callable[[], Turn]] = {}
+        self._pending: dict[int, Callable[[], Turn]] = {}
 
     def begin(self, i: int, seed: int, options: Mapping[str, Any]) -> None:
-        self._tell(i, partial(self._begun, i, seed, dict(options)))
+        self._note(i, partial(self._reset, i, seed, dict(options)))
 
     def act(self, i: int, action: Any) -> None:
-        self._tell(i, partial(self._stepped, i, action))
+        self._note(i, partial(self._step, i, action))
 
     def ready(self, wait_s: float | None) -> list[Turn]:
-        told, self._told = self._told, {}
-        return [self._answer(i, do) for i, do in told.items()]
+        pending, self._pending = self._pending, {}
+        return [self._answer(i, call) for i, call in pending.items()]
 
     def close(self) -> None:
         for env in self._envs:
             env.close()
 
-    def _tell(self, i: int, do: Callable[[], Turn]) -> None:
-        assert i not in self._told, f"{self.names(i)} has not answered yet"
-        self._told[i] = do
+    def _note(self, i: int, call: Callable[[], Turn]) -> None:
+        assert i not in self._pending, f"{self.names(i)} has not answered yet"
+        self._pending[i] = call
 
-    def _begun(self, i: int, seed: int, options: dict[str, Any]) -> Turn:
+    def _reset(self, i: int, seed: int, options: dict[str, Any]) -> Turn:
         obs, info = self._envs[i].reset(seed=seed, **({"options": options} if options else {}))
         return Turn(i, obs, info=info)
 
-    def _stepped(self, i: int, action: Any) -> Turn:
+    def _step(self, i: int, action: Any) -> Turn:
         obs, reward, terminated, truncated, info = self._envs[i].step(action)
         return Turn(i, obs, float(reward), terminated, truncated, info=info)
 
-    def _answer(self, i: int, do: Callable[[], Turn]) -> Turn:
+    def _answer(self, i: int, call: Callable[[], Turn]) -> Turn:
         try:
-            return do()
+            return call()
         except EnvError as e:
+            # Each environment has its own allowance, so that the outcome does not depend on how ranks share them.
             if self._num_lost_of[i] >= self._max_restarts:
                 raise
             self._num_lost_of[i] += 1

@@ -7,7 +7,7 @@ import torch
 from ddppo.config.algorithm_settings import PPOSettings
 from ddppo.config.settings import Config, EnvConfig
 from ddppo.config.variants import settings_of as settings_by_name
-from ddppo.domains.text.collector import TextCollector
+from ddppo.domains.text.collector import GenerationSettings, TextCollector
 from ddppo.domains.text.hf_policy import HuggingFacePolicy
 from ddppo.domains.text.tokenizers import make_tokenizer
 from ddppo.domains.text.turns import make_turns
@@ -230,7 +230,7 @@ def collector_of(model, config, num_envs, num_tokens):
     task = EnvConfig(id="tests.domains.text.text_tasks:tests/BytesRepeat-v0", kwargs={"turns": 9})
     return TextCollector(
         make_turns(task, range(num_envs), 0, PATIENCE_S, 0), model, make_tokenizer(SPEC, config),
-        num_tokens=num_tokens, first_env=0, device=torch.device("cpu"), dtype=torch.float64, max_turns=4,
+        GenerationSettings(num_tokens, max_turns=4), first_env=0, device=torch.device("cpu"), dtype=torch.float64,
     )  # fmt: skip
 
 
@@ -257,14 +257,14 @@ def test_tokens_are_drawn_from_the_distribution_that_is_learned(net, tmp_path, m
     config = of(saved(net, tmp_path), turn_tokens=9)
     model = build_model(SPEC, config, 0, torch.float64)
     collector, drawn_from = collector_of(model, config, 4, 60), {}
-    chosen = collector._chosen
+    chosen = collector._choose
 
     def watched(params, allowed, noise, envs):
         for i, env in enumerate(envs.tolist()):
             drawn_from[int(collector._record.lengths[env]) - 1, env] = params[i].clone()
         return chosen(params, allowed, noise, envs)
 
-    monkeypatch.setattr(collector, "_chosen", watched)
+    monkeypatch.setattr(collector, "_choose", watched)
     collector.reset([1, 2, 3, 4], [{"task": task} for task in ("up", "north", "east", "down")])
     rollout, _ = collector.collect(action_noise(0, 0, range(4), 60, 1, normal=False))
     rows, envs = rollout.valid.nonzero(as_tuple=True)
@@ -289,7 +289,7 @@ def test_episodes_longer_than_the_model_has_positions_are_refused(path):
     with pytest.raises(
         ConfigError, match=r"ppo.rollout_steps=128, .* knows 128 positions: use .* at most 127"
     ):
-        TextCollector.of_config(config, turns, model, first_env=0, device=torch.device("cpu"))
+        TextCollector.from_config(config, turns, model, first_env=0, device=torch.device("cpu"))
     with torch.inference_mode():  # the value behind the last of 127 is of position 128
         model(torch.zeros(1, 128, dtype=torch.int64))
 

@@ -6,7 +6,7 @@ import torch
 
 from ddppo.config.settings import EnvConfig
 from ddppo.config.variants import settings_of
-from ddppo.domains.text.collector import TextCollector
+from ddppo.domains.text.collector import GenerationSettings, TextCollector
 from ddppo.domains.text.settings import TextSettings
 from ddppo.domains.text.tokenizers import make_tokenizer
 from ddppo.domains.text.turns import make_turns
@@ -43,11 +43,10 @@ def made(task=REPEAT, envs=range(6), dtype=torch.float64, max_restarts=0, length
         turns,
         shaken(spec, config, dtype),
         make_tokenizer(spec, config),
-        num_tokens=length,
+        GenerationSettings(length, **more),
         first_env=envs.start,
         device=torch.device("cpu"),
         dtype=dtype,
-        **more,
     )
 
 
@@ -275,8 +274,8 @@ def test_a_success_that_is_neither_true_nor_false_is_a_sentence(told, monkeypatc
     with pytest.raises(EnvOutputError) as e:
         played(made())
     assert str(e.value) == (
-        f'environment 0 of rank 0 returned {told!r} as info["is_success"] in turn 1 of the episode from seed 100: it '
-        "says whether the task is achieved, so return True or False"
+        f'environment 0 of rank 0 returned {told!r} as info["is_success"] in turn 1 of the episode from seed 100: '
+        "return True if the task is achieved, else False"
     )
 
 

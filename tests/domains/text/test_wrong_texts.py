@@ -31,7 +31,7 @@ LINES = {
     "model.token_width=32": "no setting model.token_width with model.name=mlp: it is of model=token_policy",
     "model.top_p=0.5": "no setting model.top_p with model.name=mlp: it is of model=token_policy or hf",
     f"{_LONG} ppo.group_size=3": "ppo.group_size=3 does not divide the 8 environments of all ranks",
-    f"{_LONG} ppo.num_minibatches=9": "exceeds the 8 episodes of an iteration, of which minibatches are made",
+    f"{_LONG} ppo.num_minibatches=9": "exceeds the 8 episodes of an iteration",
     f"{_LONG} ppo.rollout_steps=100": "a prompt may leave none to type",
     "curriculum=tiers": "set one of curriculum.name, curriculum.settings",
     "curriculum.name=tires": "must be one of auto, tiers, uniform (did you mean tiers?), or null",

@@ -1,4 +1,4 @@
-"""What a curriculum is, and the one that leaves all to chance."""
+"""The contract of a curriculum, and `UniformCurriculum`, which chooses tasks at random."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -9,54 +9,57 @@ from ddppo.errors import ConfigError
 
 
 class Curriculum(Protocol):
-    """Says which task comes next, and changes its mind in `record` alone.
+    """Chooses the task of the next group of episodes. Only `record` changes its state.
 
-    It is made of its tasks, the tier of each by name: `MyCurriculum({"make-a-bucket": "warm-up", ...})`, and of
-    curriculum.settings as keyword arguments. Every rank of a run has one, is told the same in the same order and hands
-    `choose` the same random stream, and so hears the same. A round is an iteration: the tasks of its groups are chosen
-    before it, one after another, and all that came of them is recorded after it.
+    A class of your own is called with its tasks, the tier of each by name, `MyCurriculum({"make-a-bucket": "warm-up",
+    ...})`, and with curriculum.settings as keyword arguments. Every rank has its own instance. All ranks make the same
+    calls in the same order with the same random stream, and so choose the same tasks.
+
+    A round is an iteration: `choose` is called once for each group before it, `record` once after it.
     """
 
     def choose(self, rng: np.random.Generator, *, besides: Sequence[str] = ()) -> str:
-        """Return the task of the next group. besides: those of this round's other groups, chosen already.
+        """Return the task of the next group. Changes nothing but `rng`.
 
-        Changes nothing but `rng`.
+        Args:
+            besides: tasks already chosen in this round, for other groups.
         """
         ...
 
     def record(self, rates: Mapping[str, float]) -> None:
-        """Note that a round ended. rates: of each task tried in it the share in [0, 1] of rollouts that achieved it.
+        """Record the results of a round.
 
-        Rollouts that failed for reasons of the world's count neither way; a task of which all did is left out, and a
-        round that leaves out all is not recorded.
+        Args:
+            rates: for each task tried, the share in [0, 1] of its episodes that achieved it. Episodes that failed with
+                their world are not counted. A task without counted episodes is left out, and so is a round.
         """
         ...
 
     def state(self) -> dict[str, Any]:
-        """Return all that `record` has changed: numbers, strings, lists and dicts, for a checkpoint."""
+        """Return the state for a checkpoint, as numbers, strings, lists and dicts."""
         ...
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from `state`, as whoever handed it over would have. Raises RunFolderError."""
+        """Continue from a result of `state`. Raises RunFolderError if it does not fit the tasks."""
         ...
 
     def metrics(self) -> dict[str, float]:
-        """Return numbers by name."""
+        """Return metrics by name, without the prefix curriculum/."""
         ...
 
     def table(self) -> str:
-        """Return what is known of every task, as lines of text."""
+        """Return the state of every task as lines of text."""
         ...
 
 
 def least_often(tasks: Sequence[str], besides: Sequence[str]) -> list[str]:
-    """Return those of `tasks` that are least often in `besides`: others first, then all once more."""
+    """Return the tasks that occur least often in `besides`, so that a round repeats a task only after all others."""
     counts = [besides.count(task) for task in tasks]
     return [task for task, count in zip(tasks, counts, strict=True) if count == min(counts)]
 
 
 class UniformCurriculum:
-    """Tasks at random. To compare with, and where all tasks are alike."""
+    """Chooses tasks at random: a baseline, and a choice for tasks of equal difficulty."""
 
     def __init__(self, tasks: Mapping[str, str]) -> None:
         if not tasks:

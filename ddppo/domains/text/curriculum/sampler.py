@@ -1,4 +1,4 @@
-"""The task sampler of tasks of text that have a curriculum: it chooses the task of each group."""
+"""The task sampler of a run with a curriculum, and the functions that make it from `curriculum.*`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ _METHODS = ("choose", "record", "state", "restore", "metrics", "table")
 
 
 def make_sampler(config: Config, spec: EnvSpec, num_envs: int) -> "CurriculumSampler":
-    """Return the sampler that `curriculum.*` asks for. Raises ConfigError where the task can have none."""
+    """Return the sampler that `curriculum.*` names. Raises ConfigError if the task cannot have a curriculum."""
     settings = section(config, "curriculum")
     name = settings.chosen(spec)
     _maker(name)
@@ -35,30 +35,37 @@ def make_sampler(config: Config, spec: EnvSpec, num_envs: int) -> "CurriculumSam
             "of each task by its name, or leave it out"
         )
     curriculum = make_curriculum(name, spec.tasks, **settings.settings)
-    said = f"curriculum.name={settings.name}: {config.env.id}"
-    return CurriculumSampler(curriculum, config.seed, num_envs, config.ppo.group_size, said=said)
+    context = f"curriculum.name={settings.name}: {config.env.id}"
+    return CurriculumSampler(curriculum, config.seed, num_envs, config.ppo.group_size, context=context)
 
 
 class CurriculumSampler(GroupSampler):
-    """Groups of whole episodes, each of the task that a curriculum chooses for it.
+    """Groups of whole episodes. A curriculum chooses the task of each group.
 
-    Groups of one task in an iteration are one try of it, at their mean rate. said: what an error begins with.
+    If several groups of an iteration have the same task, they count as one try at their mean rate.
     """
 
     name = "the curriculum"
 
     def __init__(
-        self, curriculum: Curriculum, seed: int, num_envs: int, group_size: int, *, said: str = "curriculum"
+        self,
+        curriculum: Curriculum,
+        seed: int,
+        num_envs: int,
+        group_size: int,
+        *,
+        context: str = "curriculum",  # setting and task, at the beginning of an error message
     ) -> None:
         super().__init__(seed, num_envs, group_size)
         self.curriculum = curriculum
-        self._said = said
+        self._context = context
         self._iteration = 0
-        self._tasks: list[str] = []  # of the groups of the iteration under way
-        self._was_told = False  # of any episode, whether it achieved its task
+        self._tasks: list[str] = []  # the task of each group of the current iteration
+        self._has_seen_success = False  # an environment has reported info["is_success"], True or False
 
     def sample(self, iteration: int) -> TaskSample:
         self._iteration, self._tasks = iteration, []
+        # A random stream of the iteration: ranks draw the same tasks, and a resumed run draws those it would have.
         rng = stream(self._seed, "curriculum", iteration)
         for _ in range(self.num_groups):
             self._tasks.append(self.curriculum.choose(rng, besides=tuple(self._tasks)))
@@ -66,19 +73,21 @@ class CurriculumSampler(GroupSampler):
         return TaskSample(iteration, groups.seed_of, lambda i: {"task": tasks[i // self.group_size]})
 
     def update(self, results: EpisodeResults | None, messages: Sequence[bytes]) -> None:
-        assert results is not None, (
-            "tasks of text say of every episode whether it achieved, or that nobody knows"
-        )
-        self._was_told |= not bool(results.achieved.isnan().all())
-        if not self._was_told and bool(results.was_played.any()):
+        assert results is not None, "episodes of text always have results"
+        self._has_seen_success |= not bool(results.achieved.isnan().all())
+        if not self._has_seen_success and bool(results.was_played.any()):
             raise TrainingError(
-                f"{self._said} told of no episode of iteration {self._iteration} whether it achieved its task: set "
-                'info["is_success"] in reset and step, or curriculum.name=null'
+                f'{self._context} reported info["is_success"] in no episode of iteration {self._iteration}: set it in '
+                "reset and step, or use curriculum.name=null"
             )
         self.record(results.rates(self.group_size))
 
     def record(self, rates: Sequence[float | None]) -> None:
-        """Note how the iteration went. rates: by group, the share of its episodes that achieved; None if all failed."""
+        """Record an iteration.
+
+        Args:
+            rates: for each group, the share of its episodes that achieved the task; None if it is not known.
+        """
         if len(rates) != len(self._tasks):
             raise TrainingError(f"{len(rates)} rates of {len(self._tasks)} groups")
         of_tasks: dict[str, list[float]] = {}
@@ -87,30 +96,30 @@ class CurriculumSampler(GroupSampler):
                 of_tasks.setdefault(task, []).append(rate)
         if of_tasks:
             self.curriculum.record({task: sum(found) / len(found) for task, found in of_tasks.items()})
-            self.state()  # what cannot be saved is told of now, and not when there is something to lose
+            self.state()  # raises now if the state cannot be stored, and not hours later at a checkpoint
 
     def state(self) -> dict[str, Any]:
-        """Return what the curriculum has learned. Raises TrainingError where a checkpoint cannot hold it."""
+        """Return the state of the curriculum. Raises TrainingError if a checkpoint cannot hold it."""
         state = self.curriculum.state()
         if type(state) is not dict or not is_plain(state):
             raise TrainingError(
                 f"{type(self.curriculum).__name__}.state() returned {str(state)[:80]}, which checkpoints do not hold: "
-                "return a dict with names for keys, of None, bool, int, float, str, lists and such dicts; of NumPy's "
-                "numbers float(x) and int(x)"
+                "return a dict with str keys and values of None, bool, int, float, str, lists and such dicts; convert "
+                "NumPy's numbers by float(x) or int(x)"
             )
         return state
 
     def load(self, state: dict[str, Any] | None) -> None:
         if state is None:
             raise RunFolderError(
-                "the run has a curriculum now, and had none at its checkpoint: go on with the tasks that the "
+                "the run has a curriculum now, and had none at its checkpoint: resume with the tasks that the "
                 "environment had, or begin a new run"
             )
         try:
             self.curriculum.restore(state)
         except RunFolderError:
             raise
-        except Exception as e:  # what a class of a user's own may raise
+        except Exception as e:  # a user's class may raise anything
             raise RunFolderError(
                 f"{type(self.curriculum).__name__} cannot go on from the checkpoint's state: {in_one_line(e)}"
             ) from e
@@ -123,7 +132,7 @@ class CurriculumSampler(GroupSampler):
 
 
 class CurriculumRecords(SamplerRecords):
-    """Keeps the table of tasks."""
+    """Writes the table of tasks to curriculum.txt in the run folder."""
 
     def __init__(self, curriculum: Curriculum, path: Path) -> None:
         self._curriculum = curriculum
@@ -147,27 +156,30 @@ CURRICULA: dict[str, Callable[..., Curriculum]] = {"tiers": _with_tiers, "unifor
 
 
 def make_curriculum(name: str, tasks: Mapping[str, str], **settings: Any) -> Curriculum:
-    """Return the curriculum `name`, a key of CURRICULA or `my_pkg.curricula:Mine`, of tasks and the tier of each.
+    """Return the curriculum `name`. Raises ConfigError.
 
-    Raises ConfigError.
+    Args:
+        name: a key of CURRICULA, or an import path such as `my_pkg.curricula:Mine`.
+        tasks: the tier of each task.
+        settings: keyword arguments of the curriculum.
     """
     make = _maker(name)
     try:
         curriculum = make(tasks, **settings)
     except ConfigError:
         raise
-    except Exception as e:  # what a class of a user's own may raise
+    except Exception as e:  # a user's class may raise anything
         raise ConfigError(f"curriculum.name={name} cannot be made: {in_one_line(e)}") from e
-    lacking = [method for method in _METHODS if not callable(getattr(curriculum, method, None))]
-    if lacking:
+    missing = [method for method in _METHODS if not callable(getattr(curriculum, method, None))]
+    if missing:
         raise ConfigError(
-            f"curriculum.name={name} has no {lacking[0]}(): see ddppo.domains.text.curriculum.contract.Curriculum"
+            f"curriculum.name={name} has no {missing[0]}(): see ddppo.domains.text.curriculum.contract.Curriculum"
         )
     return curriculum
 
 
 def _maker(name: str) -> Callable[..., Curriculum]:
-    """Return what makes the curriculum of this name. Raises ConfigError."""
+    """Return the class or function that makes the curriculum of this name. Raises ConfigError."""
     if name in CURRICULA:
         return CURRICULA[name]
     if ":" not in name:
@@ -178,6 +190,6 @@ def _maker(name: str) -> Callable[..., Curriculum]:
         )
     try:
         make: Callable[..., Curriculum] = imported(name)
-    except Exception as e:  # what a module of a user's own may raise
+    except Exception as e:  # a user's module may raise anything
         raise ConfigError(f"curriculum.name={name} cannot be made: {in_one_line(e)}") from e
     return make

@@ -1,4 +1,4 @@
-"""Settings of curricula, `curriculum.*`, and what metrics they tell. Imports no torch."""
+"""Settings of curricula, `curriculum.*`, and their rows in the table of metrics. Imports no torch."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,7 +17,7 @@ _PREFIX = "curriculum.settings."
 class CurriculumSettings(SamplerSettings):
     name: str | None = setting(
         "auto",
-        "tasks of text with tiers: which task comes next: tiers (first those that are not mastered, "
+        "for tasks of text with tiers, how the next task is chosen: tiers (tasks not yet mastered first, "
         "docs/curriculum.md), uniform (all equally often), an import path of your own "
         "(my_pkg.curricula:Mine), null (the environment chooses), auto (tiers if the environment names "
         "tiers, else null)",
@@ -46,7 +46,7 @@ class CurriculumSettings(SamplerSettings):
 
 @dataclass(slots=True)
 class Tier:
-    """A level of difficulty. One is left for the next after `minimum` tries of its tasks at a rate of `advance`."""
+    """A level of difficulty. The next tier opens after `minimum` tries of its tasks at a mean rate of `advance`."""
 
     name: str
     minimum: int = setting(5, "tries in this tier before it is left", low=0)
@@ -64,7 +64,7 @@ TIERS = (
 
 @dataclass(slots=True)
 class TierSettings:
-    """All rules of TieredCurriculum. A round is an iteration; a try is a task in a round. Raises ConfigError."""
+    """The rules of TieredCurriculum. A round is an iteration; a try is a task in a round. Raises ConfigError."""
 
     tiers: tuple[Tier, ...] = setting(TIERS, "from easy to hard")
     window: int = setting(10, "last tries of a task, and of a tier, that its rate is the mean of", low=1)
@@ -103,13 +103,14 @@ class TierSettings:
             )
 
     def interval(self, reviews: int) -> int:
-        """Return the rounds until the next review of a task that passed `reviews` of them since it was mastered."""
+        """Return the rounds until the next review of a task that has passed `reviews` reviews since it was mastered."""
+        # The listed intervals first; each one behind the last is twice its predecessor.
         beyond = max(0, reviews - len(self.intervals) + 1)
         return self.intervals[min(reviews, len(self.intervals) - 1)] * 2**beyond
 
 
 OF_TIERS = {  # name: (unit, meaning)
-    "round": ("rounds", "rounds recorded; of curriculum.name=uniform the only one"),
+    "round": ("rounds", "rounds recorded; the only metric of curriculum.name=uniform"),
     "tier": ("1", "the hardest tier that is open, 0 is the easiest"),
     "tier_rate": ("fraction", "mean rate of the last tries in that tier; NaN before the first"),
     "mastered": ("tasks", "mastered now"),
@@ -118,12 +119,12 @@ OF_TIERS = {  # name: (unit, meaning)
     "lost": ("1", "times that a task was mastered no longer, so far"),
     "fast_tracks": ("tiers", "left before their minimum of tries, so far"),
 }
-RATE_OF = "rate_"  # and the name of a tier: the mean rate of its tasks, 0 of those never tried
+RATE_OF = "rate_"  # prefix of a tier's name: the mean rate of its tasks; a task never tried counts as 0
 METRICS = tuple(
     Metric(f"curriculum/{name}", unit, "same on all ranks", meaning, "docs/curriculum.md")
     for name, (unit, meaning) in {
         **OF_TIERS,
         f"{RATE_OF}<tier>": ("fraction", "mean rate of the tasks of a tier, 0 of those never tried"),
-        "<name>": ("yours", "what a curriculum of your own tells"),
+        "<name>": ("yours", "metrics of a curriculum of your own"),
     }.items()
 )

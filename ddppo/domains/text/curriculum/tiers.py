@@ -1,4 +1,8 @@
-"""A curriculum with tiers: what is not mastered comes first, what is comes back after ever longer pauses."""
+"""A curriculum with tiers of difficulty and spaced repetition.
+
+Tasks that are not mastered come first. Mastered tasks come back for reviews at growing intervals, as in spaced
+repetition (docs/curriculum.md). `choose` and `priority` select a task, `record` updates tasks and tiers.
+"""
 
 import math
 from collections import Counter
@@ -15,34 +19,39 @@ from ddppo.errors import ConfigError, RunFolderError, near
 
 @dataclass(slots=True)
 class _Task:
-    """What is known of a task.
+    """The history of a task."""
 
-    seen: the round of its last try. due: the round from which on its rate decays: `seen`, or if it was mastered then,
-    that of its review. reviews: how many of these it has passed.
-    """
-
-    rates: list[float] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)  # of its last `window` tries
     tries: int = 0
-    seen: int = 0
-    due: int = 0
-    reviews: int = 0
+    seen: int = 0  # round of its last try
+    due: int = 0  # round from which its rate decays: that of its next review if it is mastered, else `seen`
+    reviews: int = 0  # reviews passed since it was mastered
     mastered: bool = False
 
 
 class TieredCurriculum:
-    """The highest priority of the tiers that were reached is next, at random among equals.
+    """Chooses the task of highest priority in the open tiers; ties are broken at random.
 
-    What is learned of tasks is counted in tries, one for each task of a round; time is counted in rounds.
-    Rate of a task: the mean of its last `window` tries, times `decay` for every round unseen: since the last, or where
-    it was mastered, since its review fell due. (From the last on, .85^3 < .7 would lose every task before its second
-    review.) Mastered: a rate of `threshold` after `min_tries`, until it falls below, by failure or by time.
-    Priority: untried (if it is) + unsolved * (1 - rate) + due (if it is) - recent (if seen in `recent_rounds`).
-    Reviews: `intervals` of rounds after it was mastered, after the first review passed at `threshold`, and so on, after
-    the last of them each twice the one before; from the first again once it failed below. A review that comes so late
-    that time has taken the task is a review still. (Were the longest to stay 48, all rounds of more than 48 tasks, one
-    a round, would be reviews, and still too few.)
-    Tiers: the next one opens after `minimum` tries of tasks in the last one that is open, at a mean rate of `advance`
-    over its last `window` tries; or after `fast_tries` tries in a row of `fast_rate`. None ever closes.
+    Each task of a round is one try. Time is counted in rounds.
+
+    Rate of a task: the mean of its last `window` tries, times `decay` for every round unseen. Rounds are counted from
+    its last try, or, if it is mastered, from the round in which its review is due. (Counted from the last try, .85^3
+    < .7 would lose every task before its second review.)
+
+    Mastered: a task at a rate of `threshold` or more after `min_tries`. It ceases to be mastered when its rate falls
+    below, by failure or by time.
+
+    Priority: untried (if never tried) + unsolved * (1 - rate) + due (if a review is due)
+    - recent (if seen in the last `recent_rounds`).
+
+    Reviews: the first is due `intervals[0]` rounds after the task was mastered, the next `intervals[1]` rounds after
+    a review passed at `threshold`, and so on; behind the last, each interval is twice the one before. A failed review
+    starts again at `intervals[0]`. A review may come so late that the rate has decayed below the threshold; it still
+    counts as a review. (If the longest interval stayed 48, more than 48 tasks at one task a round would be reviewed
+    in every round, and still too rarely.)
+
+    Tiers: the next tier opens after `minimum` tries in the hardest open tier at a mean rate of `advance` over the last
+    `window` tries, or after `fast_tries` tries in a row at `fast_rate`. An open tier never closes.
     """
 
     def __init__(self, tasks: Mapping[str, str], settings: TierSettings | None = None) -> None:
@@ -57,14 +66,16 @@ class TieredCurriculum:
                     "curriculum.settings.tiers may name others, curriculum.name=uniform needs none"
                 )
         self._tier_of = {task: names.index(tier) for task, tier in tasks.items()}
-        self._open = sorted(set(self._tier_of.values()))  # those that have tasks; one after another opens
+        self._used_tiers = sorted(
+            set(self._tier_of.values())
+        )  # tiers that have tasks; they open in this order
         self._tasks = {task: _Task() for task in tasks}
         self._round = 0
-        self._tier = self._open[0]
-        self._tier_tries = 0
-        self._tier_rates: list[float] = []
-        self._lost = 0
-        self._fast_tracks = 0
+        self._tier = self._used_tiers[0]  # the hardest open tier
+        self._tier_tries = 0  # tries of tasks of that tier
+        self._tier_rates: list[float] = []  # of its last `window` tries
+        self._lost = 0  # times that a task ceased to be mastered
+        self._fast_tracks = 0  # tiers left by `fast_tries`, before their minimum
 
     @property
     def tier(self) -> str:
@@ -72,8 +83,10 @@ class TieredCurriculum:
         return self.settings.tiers[self._tier].name
 
     def choose(self, rng: np.random.Generator, *, besides: Sequence[str] = ()) -> str:
+        # 1. Tasks of open tiers, and of these the ones chosen least often in this round.
         is_open = [task for task, tier in self._tier_of.items() if tier <= self._tier]
         left = least_often(is_open, besides)
+        # 2. The highest priority, and a random draw among equals.
         priorities = [self.priority(task) for task in left]
         highest = max(priorities)
         first = [task for task, priority in zip(left, priorities, strict=True) if priority == highest]
@@ -91,7 +104,7 @@ class TieredCurriculum:
         return priority
 
     def rate(self, task: str) -> float:
-        """Return the mean of the last rounds, decayed while the task is unseen; 0 if it was never tried."""
+        """Return the mean rate of the last tries, decayed by the rounds unseen; 0 if the task was never tried."""
         known = self._tasks[task]
         unseen = max(0, self._round - known.due)
         return _mean(known.rates) * self.settings.decay**unseen if known.tries else 0.0
@@ -100,28 +113,29 @@ class TieredCurriculum:
         return self._tasks[task].mastered
 
     def is_due(self, task: str) -> bool:
-        """Return whether the review of a task that was mastered when last seen is due."""
+        """Return whether a review is due; only tasks that were mastered at their last try have reviews."""
         known = self._tasks[task]
         return known.seen < known.due <= self._round
 
     def record(self, rates: Mapping[str, float]) -> None:
         for task, rate in rates.items():
-            assert 0.0 <= rate <= 1.0, f"{task}: a rate of {rate} is no share of rollouts"
+            assert 0.0 <= rate <= 1.0, f"{task}: a rate of {rate} is not in [0, 1]"
+        # Whether a try is a review is decided before the clock moves.
         reviews = [task for task in rates if self.is_due(task)]
         self._round += 1
         for task, rate in rates.items():
-            self._note_task(
-                task, float(rate), is_review=task in reviews
-            )  # of NumPy's own it were no plain value
+            # float(): a checkpoint holds no numbers of NumPy's types.
+            self._record_task(task, float(rate), is_review=task in reviews)
             if self._tier_of[task] == self._tier:
-                self._note_tier(float(rate))
+                self._record_tier(float(rate))
+        # The rates of all other tasks have decayed by a round: some are no longer mastered.
         for task, known in self._tasks.items():
             if known.mastered and self.rate(task) < self.settings.threshold:
                 known.mastered = False
                 self._lost += 1
 
-    def _note_task(self, task: str, rate: float, *, is_review: bool) -> None:
-        """Count a try of a task, and say when it is to be reviewed if it is mastered."""
+    def _record_task(self, task: str, rate: float, *, is_review: bool) -> None:
+        """Count a try of a task. If the task is mastered, schedule its next review."""
         known, settings = self._tasks[task], self.settings
         known.reviews += is_review and rate >= settings.threshold
         known.rates = [*known.rates, rate][-settings.window :]
@@ -133,16 +147,16 @@ class TieredCurriculum:
             known.mastered = True
             known.due += settings.interval(known.reviews)
 
-    def _note_tier(self, rate: float) -> None:
-        """Count a try in the hardest tier that is open, and open the next one if that was enough."""
+    def _record_tier(self, rate: float) -> None:
+        """Count a try in the hardest open tier. Open the next tier if the rule is met."""
         settings, tier = self.settings, self.settings.tiers[self._tier]
         self._tier_tries += 1
         self._tier_rates = rates = [*self._tier_rates, rate][-settings.window :]
         advances = self._tier_tries >= tier.minimum and _mean(rates) >= tier.advance
         last = rates[-settings.fast_tries :]
         is_fast = len(last) == settings.fast_tries and min(last) >= settings.fast_rate
-        if (advances or is_fast) and self._tier != self._open[-1]:
-            self._tier = self._open[self._open.index(self._tier) + 1]
+        if (advances or is_fast) and self._tier != self._used_tiers[-1]:
+            self._tier = self._used_tiers[self._used_tiers.index(self._tier) + 1]
             self._tier_tries, self._tier_rates = 0, []
             self._fast_tracks += not advances
 
@@ -158,15 +172,16 @@ class TieredCurriculum:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        names = [self.settings.tiers[tier].name for tier in self._open]
+        # Tasks may not change between runs; tiers may be reordered, because a tier is stored by its name.
+        names = [self.settings.tiers[tier].name for tier in self._used_tiers]
         if state["tasks"].keys() != self._tasks.keys() or state["tier"] not in names:
             differ = sorted(state["tasks"].keys() ^ self._tasks.keys()) or [state["tier"]]
             raise RunFolderError(
-                f"the checkpoint's curriculum is of other tasks ({', '.join(differ[:5])}): go on with those it had, "
+                f"the checkpoint's curriculum has other tasks ({', '.join(differ[:5])}): resume with the tasks it had, "
                 "or begin a new run"
             )
         self._round = state["round"]
-        self._tier = self._open[names.index(state["tier"])]
+        self._tier = self._used_tiers[names.index(state["tier"])]
         self._tier_tries = state["tier_tries"]
         self._tier_rates = list(state["tier_rates"])
         self._lost = state["lost"]
@@ -175,10 +190,10 @@ class TieredCurriculum:
             self._tasks[task] = _Task(**{**known, "rates": list(known["rates"])})
 
     def metrics(self) -> dict[str, float]:
-        """Return the numbers that METRICS lists, and the rate of every tier."""
+        """Return the metrics that OF_TIERS lists, and the mean rate of every tier."""
         rates = {
             tier: [self.rate(task) for task in self._tier_of if self._tier_of[task] == tier]
-            for tier in self._open
+            for tier in self._used_tiers
         }
         return {
             "round": self._round,
@@ -193,9 +208,9 @@ class TieredCurriculum:
         }
 
     def table(self) -> str:
-        """Return a line on the whole, one per task of the open tiers, and one on the others.
+        """Return a summary line, one line for each task of the open tiers, and one line for all closed tiers.
 
-        * is mastered; "due" is the rounds until its review.
+        A star marks a mastered task; the column "due" holds the rounds until its review.
         """
         numbers = self.metrics()
         head = (
