@@ -1,4 +1,8 @@
-"""Quantum circuits: rewriting them as a task, a graph network that chooses rewrites, and a search for smaller ones."""
+"""Quantum circuits: a task of rewriting them, a graph network as its policy, and a command that makes circuits smaller.
+
+Read in this order: quantum/ (circuits, rules, rewriting), task/ (the environment), model.py and graph_layers.py (the
+policy), optimise.py and commands.py (the command `ddppo-circuit`).
+"""
 
 from ddppo.plugins import Plugin
 

@@ -1,4 +1,7 @@
-"""The command `ddppo-circuit`: circuits of OpenQASM 2 files compared, drawn, and made smaller."""
+"""The command `ddppo-circuit`: compares, draws and shrinks circuits of OpenQASM 2 files.
+
+One dataclass of options and one function for each verb; VERBS at the end lists them, and `run` dispatches.
+"""
 
 import math
 import shutil
@@ -17,10 +20,10 @@ from ddppo.domains.circuits.optimise import (
     STARTS,
     BestSoFar,
     Budget,
-    OfRun,
+    RunPolicy,
     Walk,
     Workers,
-    of_run,
+    policy_of_run,
     policy_walk,
     random_walk,
     read_rewrites,
@@ -95,38 +98,38 @@ def verify(options: VerifyOptions) -> int:
 
 
 def show(options: ShowOptions) -> int:
-    """Draw a circuit, or write it."""
+    """Draw a circuit, or write it as OpenQASM 2."""
     if options.width is not None and options.format == "qasm":
         raise ConfigError(f"width={options.width} has no effect on format=qasm: leave it out")
     circuit, names, _ = noted(options.circuit)
     heading = f"{options.circuit}: {counts(circuit)}"
     if options.format == "text":
         width = options.width or shutil.get_terminal_size((100, 0)).columns
-        said = f"{heading}\n\n{as_text(circuit, names, max(width, _LEAST_WIDTH))}\n"
+        content = f"{heading}\n\n{as_text(circuit, names, max(width, _LEAST_WIDTH))}\n"
     elif options.format == "svg":
-        said = as_svg(circuit, names, heading, options.width or 1100)
+        content = as_svg(circuit, names, heading, options.width or 1100)
     else:
-        said = as_qasm(circuit)
+        content = as_qasm(circuit)
     if options.out is None:
-        print(said, end="")
+        print(content, end="")
     else:
-        write_text(Path(options.out), said)
+        write_text(Path(options.out), content)
     return 0
 
 
 def merge(options: MergeOptions) -> int:
-    """Write the circuit with its rotations merged, once that is verified to be equal."""
+    """Write the circuit with merged rotations, after verifying that it is equal."""
     circuit = noted(options.circuit).circuit
     smaller = merged(circuit)
     try:
         verdict = equivalence.verify(circuit, smaller)
         assert verdict.is_equal, verdict
-        said = str(verdict)
-    except ConfigError as e:  # more qubits than memory holds
-        said = "equal by construction, not verified"
+        how = str(verdict)
+    except ConfigError as e:  # states of so many qubits do not fit in memory
+        how = "equal by construction, not verified"
         warn(str(e))
     write(smaller, options.out)
-    print(f"{options.circuit}: {counts(circuit)}\n{options.out}: {counts(smaller)}\n{said}")
+    print(f"{options.circuit}: {counts(circuit)}\n{options.out}: {counts(smaller)}\n{how}")
     return 0
 
 
@@ -134,7 +137,8 @@ _OPTIMISE = """ddppo-circuit optimise <circuit> out=<file> [minutes=10] [run=<ru
 ddppo-circuit optimise my.qasm out=smaller.qasm minutes=10 cost=cx_count
 Ctrl-C ends the search early; what was found is verified and written all the same. Another leaves out the verifying."""
 _MINUTES = 1.0
-_BIAS = 3.0  # of 0 to 6 the best over mod5_4, vbe_adder_3 and gf2^4_mult after 20,000 steps, by a little
+# Measured: of biases 0 to 6 the best on mod5_4, vbe_adder_3 and gf2^4_mult after 20,000 steps, by a small margin.
+_BIAS = 3.0
 
 
 @dataclass(slots=True)
@@ -150,7 +154,7 @@ class OptimiseOptions:
     checkpoint: str = setting("last", "of the run: last, best, or the path of a checkpoint file")
     cost: str | None = setting(
         None,
-        "what is to become small: gate_count, cx_count, cx_weighted, depth or my_pkg:cost; gate_count, or the run's, "
+        "the number to make small: gate_count, cx_count, cx_weighted, depth or my_pkg:cost; gate_count, or the run's, "
         "if null",
     )
     rules: str | None = setting(None, "a file of rules; the package's or the run's if null")
@@ -168,32 +172,36 @@ class OptimiseOptions:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is to be done, once it is known that it can be. keywords: of the environments, all but the circuit."""
+    """The inputs of a search, all of them checked."""
 
     original: Circuit
-    start: Circuit
+    start: Circuit  # the original, or the original with merged rotations
     cost_name: str
     cost: Cost
     rewriter: Rewriter
-    keywords: dict[str, Any]
-    policy: OfRun | None
+    keywords: dict[str, Any]  # of CircuitEnv, without the circuit
+    policy: RunPolicy | None  # None: random rewrites
 
 
 def optimise(options: OptimiseOptions) -> int:
-    """Make a circuit smaller, at random or by a run's policy: search, verify, write, and print what came of it."""
+    """Make a circuit smaller, by random rewrites or a run's policy: search, verify, write, and print a summary."""
+    # 1. Check the options and read all files.
     job = _job(options)
     print(f"{options.circuit}: {counts(job.original)}", flush=True)
     if job.start is not job.original:
         print(f"rotations merged: {counts(job.start)}", flush=True)
+    # 2. Search. A circuit that merging has emptied is the best there is.
     best = BestSoFar(job.start, job.start, float(job.cost(job.start)))
     if len(job.start):
-        tried = _searched(job, options, best)
+        tried = _search(job, options, best)
         print(f"{tried:,} rewrites tried, {len(best.rewrites)} of them lead to the best", flush=True)
+    # 3. Verify and write.
     return _finish(job, options, best)
 
 
 def _job(options: OptimiseOptions) -> Job:
-    """Check all that can be checked before a process starts. Raises ConfigError."""
+    """Check all options and read all files, before a process starts. Raises ConfigError."""
+    # 1. Options that exclude one another.
     if options.minutes is not None and options.steps is not None:
         raise ConfigError(
             f"minutes={options.minutes:g} and steps={options.steps} both say how long: give one of them"
@@ -204,6 +212,7 @@ def _job(options: OptimiseOptions) -> Job:
         raise ConfigError(
             f"bias={options.bias:g} has no effect with run=, as its policy chooses: leave it out"
         )
+    # 2. Files to write: a mistake there must not show after the search.
     for name in ("out", "rewrites"):
         path = getattr(options, name)
         if path is not None and (not Path(path).absolute().parent.is_dir() or Path(path).is_dir()):
@@ -212,26 +221,27 @@ def _job(options: OptimiseOptions) -> Job:
             )
     if options.rewrites is not None and Path(options.rewrites).absolute() == Path(options.out).absolute():
         raise ConfigError(f"rewrites={options.rewrites}: out= is the same file: name another")
+    # 3. The circuit, and the settings of the task: the user's, else the run's, else the defaults.
     original = noted(options.circuit).circuit
     if not len(original):
         raise ConfigError(f"circuit={options.circuit}: it has no gates, so there is nothing to make smaller")
-    policy = None if options.run is None else of_run(options.run, options.checkpoint, options.rules)
+    policy = None if options.run is None else policy_of_run(options.run, options.checkpoint, options.rules)
     keywords: dict[str, Any] = {} if policy is None else dict(policy.keywords)
     keywords["cost"] = options.cost or keywords.get("cost", "gate_count")
     keywords["rules"] = options.rules or keywords.get("rules")
     cost = cost_named(keywords["cost"])
     start = started(original, options.start)
-    if start == original or cost(start) > cost(original):  # a rotation that moves may add depth
+    if start == original or cost(start) > cost(original):  # merging moves rotations, which may add depth
         start = original
     return Job(original, start, keywords["cost"], cost, rewriter_of(keywords["rules"]), keywords, policy)
 
 
-def _searched(job: Job, options: OptimiseOptions, best: BestSoFar) -> int:
-    """Search from the start, and return how many rewrites were tried."""
+def _search(job: Job, options: OptimiseOptions, best: BestSoFar) -> int:
+    """Search from the start; return the number of rewrites tried."""
     minutes = _MINUTES if options.minutes is None and options.steps is None else options.minutes
     budget = Budget(math.inf if minutes is None else 60 * minutes, options.steps or math.inf)
     with tempfile.TemporaryDirectory() as folder, StopRequest() as stop:
-        path = Path(folder) / "start.qasm"  # environments take circuits by their paths
+        path = Path(folder) / "start.qasm"  # CircuitEnv reads circuits from files
         write(job.start, path)
         keywords = {**job.keywords, "circuit": str(path)}
         number = options.workers or available_cores()
@@ -251,7 +261,7 @@ def _walk(job: Job, options: OptimiseOptions, keywords: dict[str, Any], index: i
 
 
 def _finish(job: Job, options: OptimiseOptions, best: BestSoFar) -> int:
-    """Verify what was found, write it, and say what it is. Raises TrainingError where it is not equal."""
+    """Verify the best circuit, write it and print its numbers. Raises TrainingError if it is not equal."""
     before = float(job.cost(job.original))
     if best.cost >= before:
         write(job.original, options.out)
@@ -267,7 +277,7 @@ def _finish(job: Job, options: OptimiseOptions, best: BestSoFar) -> int:
     verified = _verified(job, best)
     try:
         write(best.circuit, options.out)
-    except StorageError:  # a disk that is full by now: what was found is not lost
+    except StorageError:  # the disk may be full by now: print the circuit, so that it is not lost
         print(as_qasm(best.circuit), end="")
         raise
     start = "given" if job.start is job.original else "merge"
@@ -277,10 +287,13 @@ def _finish(job: Job, options: OptimiseOptions, best: BestSoFar) -> int:
 
 
 def _verified(job: Job, best: BestSoFar) -> str:
-    """Return how the best is known to be equal to the original; its rewrites were repeated when it was told of."""
+    """Compare the best circuit with the original; return in words how it was verified.
+
+    (`BestSoFar.update` has repeated its rewrites already.)
+    """
     try:
         verdict = equivalence.verify(job.original, best.circuit)
-    except (ConfigError, KeyboardInterrupt) as e:  # more qubits than memory holds, or than somebody waits for
+    except (ConfigError, KeyboardInterrupt) as e:  # too many qubits for memory, or Ctrl-C
         why = str(e) or "interrupted"
         return f"equal by its rewrites, which were repeated, each by a verified rule; not compared as a whole: {why}"
     if not verdict.is_equal:
@@ -292,10 +305,10 @@ def _verified(job: Job, best: BestSoFar) -> str:
 
 
 def _write_rewrites(job: Job, options: OptimiseOptions, best: BestSoFar, start: str, verified: str) -> None:
-    """Write how the circuit was found, in the form of a run's best/<circuit>.json, with the start besides."""
+    """Write the file of rewrites: the format of a run's best/<circuit>.json, and the start."""
     if options.rewrites is None:
         return
-    said = {
+    content = {
         "name": options.circuit,
         "cost": best.cost,
         **measures(best.circuit),
@@ -309,7 +322,7 @@ def _write_rewrites(job: Job, options: OptimiseOptions, best: BestSoFar, start: 
         "improvements": best.improvements,
         "rewrites": best.rewrites,
     }
-    write_json(Path(options.rewrites), said)
+    write_json(Path(options.rewrites), content)
 
 
 _REPLAY = """ddppo-circuit replay <circuit> <rewrites> [out=<file>] [rules=<file>]
@@ -325,7 +338,7 @@ class ReplayOptions:
 
 
 def replay(options: ReplayOptions) -> int:
-    """Repeat the rewrites of a file, verify, write; return 0 where the circuit is equal to the original, else 1."""
+    """Repeat the rewrites of a file, verify and write the result; return 0 if it is equal to the original, else 1."""
     if len(options.rewrites) != 1:
         raise ConfigError(
             f"replay takes a circuit and a file of rewrites, and {len(options.rewrites)} files are given"
@@ -344,13 +357,13 @@ def replay(options: ReplayOptions) -> int:
 
 
 class Verb(NamedTuple):
-    """A verb: path and more name the fields of words without `=`, as in `ddppo.options.parse`."""
+    """One verb of the command."""
 
     options: type
     run: Callable[..., int]
     usage: str
-    path: str | None = "circuit"
-    more: str | None = None
+    path: str | None = "circuit"  # the field of the first word without `=`
+    more: str | None = None  # the field of all further words without `=`
 
 
 VERBS = {
@@ -365,7 +378,7 @@ VERBS = {
 
 @door()
 def main() -> None:
-    """Run the command line; the exit code is that of the usage."""
+    """Run the command line and exit; the usage lists the exit codes."""
     sys.exit(run(sys.argv[1:]))
 
 

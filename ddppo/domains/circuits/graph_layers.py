@@ -1,4 +1,8 @@
-"""Circuits of a batch as one graph without padding, and layers that compute on it; on CPUs in C++ (src/graph.cpp)."""
+"""Circuits of a batch as one graph without padding, and graph convolutions on it.
+
+On CPUs, building the graph and summing messages are done in C++ (src/graph.cpp); the same in torch serves other
+devices.
+"""
 
 import ctypes
 from typing import Any, NamedTuple
@@ -9,11 +13,11 @@ from torch import nn
 from ddppo.domains.circuits import PLUGIN
 from ddppo.models.actor_critic import linear
 
-# -- Circuits of a batch as one graph without padding, of no more nodes than are needed ------------------------------
+# -- Circuits of a batch as one graph without padding, with no more nodes than needed --------------------------------
 
 
 SLOTS = 4  # neighbours of a gate: before it on ports 0 and 1, after it on ports 0 and 1
-# What a message knows of its edge: the sender's port, the receiver's, and whether it runs against the edge.
+# Features of an edge in a message: the sender's port, the receiver's port, and whether it runs against the edge.
 EDGE_KINDS = tuple(
     (sender, receiver, reverse) for sender in (0, 1) for receiver in (0, 1) for reverse in (0, 1)
 )
@@ -21,22 +25,22 @@ _INT, _LONG, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
 
 
 class Graph(NamedTuple):
-    """Nodes near some roots, end to end: by distance from the nearest root, then observation, then node.
+    """The M nodes within L edges of some roots, sorted by distance from the nearest root, then observation, then node.
 
-    nodes [M]: observation * max_nodes + node. neighbours [D, SLOTS]: the places of each node's neighbours in that
-    order, -1 where there is none, and kinds [D, SLOTS] the rows of EDGE_KINDS; those farthest away have none listed.
-    sizes [L + 1]: nodes within L, L - 1, ..., 0 of the roots. What layer l needs of the layer before are the first
-    sizes[l - 1], and it computes the first sizes[l].
+    Layer l reads the first sizes[l - 1] nodes and computes the first sizes[l], so that the last layer computes the
+    roots alone.
     """
 
-    nodes: torch.Tensor
+    nodes: torch.Tensor  # [M] observation * max_nodes + node
+    # [D, SLOTS] positions in `nodes` of each node's neighbours, -1 for none. The farthest nodes have no row: no layer
+    # computes them.
     neighbours: torch.Tensor
-    kinds: torch.Tensor
-    sizes: list[int]
+    kinds: torch.Tensor  # [D, SLOTS] row of EDGE_KINDS of each edge
+    sizes: list[int]  # [L + 1] number of nodes within L, L - 1, ..., 0 edges of the roots
 
 
 def graph_around(roots: torch.Tensor, obs: dict[str, torch.Tensor], radius: int) -> Graph:
-    """Return the graph of all nodes within `radius` edges of the roots `[n, max_nodes]` bool, real nodes all."""
+    """Return the graph of all nodes within `radius` edges of the roots `[n, max_nodes]` bool. Roots are real nodes."""
     edges = obs["edges"]
     if is_native(edges):
         return _graph_in_cpp(roots, edges, obs["num_edges"], obs["num_nodes"], radius)
@@ -44,13 +48,13 @@ def graph_around(roots: torch.Tensor, obs: dict[str, torch.Tensor], radius: int)
 
 
 def is_native(numbers: torch.Tensor) -> bool:
-    """Return whether the C++ library computes with such numbers here."""
+    """Return whether the C++ library computes tensors of this device and type, and could be compiled here."""
     is_known = numbers.device.type == "cpu" and numbers.dtype in (torch.float32, torch.float64)
     return is_known and PLUGIN.cpp.why_not() is None
 
 
 def functions(dtype: torch.dtype) -> dict[str, Any]:
-    """Return the library's functions of numbers of this type."""
+    """Return the library's functions for this type."""
     if dtype not in _declared:
         library, suffix = PLUGIN.cpp.load(), {torch.float32: "float", torch.float64: "double"}[dtype]
         types: dict[str, list[Any]] = {
@@ -90,11 +94,15 @@ def _graph_in_torch(
     table, kinds = _neighbours(edges, num_edges, num_nodes, max_nodes)
     nowhere = n * max_nodes
     far = radius + 1
-    distance = torch.full((nowhere + 1,), far, device=roots.device)  # the last is that of no neighbour
+    # Breadth-first search from the roots: after step s, distances up to s are known.
+    distance = torch.full(
+        (nowhere + 1,), far, device=roots.device
+    )  # the last entry stands for a missing neighbour
     distance[:-1][roots.flatten()] = 0
     for step in range(1, far):
         nearest = distance[table].amin(-1)
         distance[:-1] = torch.where(nearest < step, distance[:-1].clamp(max=step), distance[:-1])
+    # Sort nodes by distance, and translate neighbours to positions in that order.
     index = torch.cat([(distance[:-1] == step).nonzero()[:, 0] for step in range(far)])
     sizes = [int((distance[:-1] <= step).sum()) for step in range(radius, -1, -1)]
     places = index.new_full((nowhere + 1,), -1)
@@ -106,11 +114,12 @@ def _graph_in_torch(
 def _neighbours(
     edges: torch.Tensor, num_edges: torch.Tensor, num_nodes: torch.Tensor, max_nodes: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return every node's neighbours `[n * max_nodes, SLOTS]`, n * max_nodes where there is none, and kinds of edge."""
+    """Return the neighbours `[n * max_nodes, SLOTS]` of every node, n * max_nodes for none, and kinds of the edges."""
     n, max_edges, _ = edges.shape
     whole = edges.long()
     counts = num_nodes.long()[:, 0].clamp(max=max_nodes)
     limits = torch.stack([counts, torch.full_like(counts, 2)] * 2, -1)
+    # Only real edges count: the models' trial feeds random numbers, which may name nodes that do not exist.
     is_real = torch.arange(max_edges, device=edges.device) < num_edges.long()
     is_real &= ((edges >= 0) & (whole < limits[:, None])).all(-1)
     row = is_real.nonzero()[:, 0]
@@ -118,19 +127,24 @@ def _neighbours(
     source, destination = source + row * max_nodes, destination + row * max_nodes
     table = torch.full((n * max_nodes, SLOTS), n * max_nodes, device=edges.device)
     kinds = torch.zeros_like(table)
+    # An edge gives its destination a neighbour before it, and its source a neighbour after it.
     table[destination, entry], kinds[destination, entry] = source, (port * 2 + entry) * 2
     table[source, 2 + port], kinds[source, 2 + port] = destination, (entry * 2 + port) * 2 + 1
     return table, kinds
 
 
-# -- The sum over a node's edges of what its neighbours send it, and its gradient ------------------------------------
+# -- The sum of the messages from a node's neighbours, and its gradient ----------------------------------------------
 
 
 def sum_of_messages(sent: torch.Tensor, offsets: torch.Tensor, graph: Graph, receivers: int) -> torch.Tensor:
     """Return sums `[receivers, C]`: s_i = sum over edges (j, i) of relu(x_j + b_k), k the kind of the edge.
 
-    sent x `[M, C]`, offsets b `[len(EDGE_KINDS), C]`. In C++ where the library computes with such numbers: gathering,
-    adding and keeping [receivers, SLOTS, C] by itself takes torch longer than all products of matrices.
+    In C++ on CPUs: in torch, gathering, adding and storing [receivers, SLOTS, C] takes longer than all matrix products.
+
+    Args:
+        sent: x `[M, C]`.
+        offsets: b `[len(EDGE_KINDS), C]`.
+        receivers: number of nodes whose sums are computed, the first ones of the graph.
     """
     neighbours, kinds = graph.neighbours[:receivers], graph.kinds[:receivers]
     if is_native(sent):
@@ -141,7 +155,7 @@ def sum_of_messages(sent: torch.Tensor, offsets: torch.Tensor, graph: Graph, rec
 def sum_in_torch(
     sent: torch.Tensor, offsets: torch.Tensor, neighbours: torch.Tensor, kinds: torch.Tensor
 ) -> torch.Tensor:
-    """Return the same of neighbours and kinds `[receivers, SLOTS]` by torch's own operations, on any device."""
+    """Return the same sums by torch's own operations, on any device; neighbours and kinds are `[receivers, SLOTS]`."""
     messages = (sent[neighbours.long().clamp(min=0)] + offsets[kinds.long()]).relu()
     return (messages * (neighbours >= 0).unsqueeze(-1)).sum(1)
 
@@ -167,15 +181,15 @@ class _SumOfMessages(torch.autograd.Function):
         return of_sent, of_offsets, None, None
 
 
-# -- Layers of graph networks: from what nodes are, to what they are once they have heard of their neighbours --------
+# -- Graph convolutions ----------------------------------------------------------------------------------------------
 
 
-_GAIN = 2**0.5  # of layers in front of a ReLU
+_GAIN = 2**0.5  # of the initial weights of layers in front of a ReLU (He et al. 2015, arXiv:1502.01852)
 _HEADS = 4
 
 
 class Convolution(nn.Module):
-    """From hidden `[M, inputs]` of a graph's first nodes to `[receivers, outputs]` of fewer of them."""
+    """Maps features `[M, inputs]` of a graph's first M nodes to features `[receivers, outputs]` of fewer of them."""
 
     kinds: torch.Tensor
 
@@ -187,7 +201,7 @@ class Convolution(nn.Module):
         )
 
     def num_products(self) -> int:
-        """Return how many products of weights one node takes."""
+        """Return the number of multiplications by weights for one node."""
         return sum(p.numel() for p in self.parameters() if p.dim() == 2)
 
     def forward(self, hidden: torch.Tensor, graph: Graph, receivers: int) -> torch.Tensor:
@@ -197,20 +211,21 @@ class Convolution(nn.Module):
 class QGNN(Convolution):
     """h'_i = relu(U [h_i, s_i] + c), s_i = sum over edges (j, i) of relu(W [h_j, port_j, port_i, reversed] + b).
 
-    Quarl's layer (Li et al. 2023, arXiv:2307.10120). W h_j is one product a node, and the rest of W's one
-    of the kind of edge; U is kept in two parts, so that nothing is put side by side.
+    Quarl's layer (Li et al. 2023, arXiv:2307.10120). W [h_j, ...] is split into W h_j, one product per node, and a part
+    that depends on the kind of the edge alone. U is split likewise, so that nothing is concatenated.
     """
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs)
+        # Attribute names are keys of checkpoints: `heard` is the part of U that multiplies s_i.
         self.source = _matrix(inputs, outputs, _GAIN)
         self.edge = linear(len(EDGE_KINDS[0]), outputs, gain=_GAIN)
         self.own = linear(inputs, outputs, gain=1.0)
         self.heard = _matrix(outputs, outputs, 1.0)
 
     def forward(self, hidden: torch.Tensor, graph: Graph, receivers: int) -> torch.Tensor:
-        heard = sum_of_messages(self.source(hidden), self.edge(self.kinds), graph, receivers)
-        return torch.addmm(self.own(hidden[:receivers]), heard, self.heard.weight.T).relu()
+        sums = sum_of_messages(self.source(hidden), self.edge(self.kinds), graph, receivers)
+        return torch.addmm(self.own(hidden[:receivers]), sums, self.heard.weight.T).relu()
 
 
 class GIN(Convolution):
@@ -227,14 +242,14 @@ class GIN(Convolution):
         self.second = linear(outputs, outputs, gain=_GAIN)
 
     def forward(self, hidden: torch.Tensor, graph: Graph, receivers: int) -> torch.Tensor:
-        heard = sum_of_messages(hidden, self.edge(self.kinds), graph, receivers)
-        return self.second(self.first((1 + self.eps) * hidden[:receivers] + heard).relu()).relu()
+        sums = sum_of_messages(hidden, self.edge(self.kinds), graph, receivers)
+        return self.second(self.first((1 + self.eps) * hidden[:receivers] + sums).relu()).relu()
 
 
 class Attention(Convolution):
     """h'_i = relu(U [h_i, s_i] + c), s_i = sum over edges (j, i) of softmax_j(q_i (k_j + e_ji) / sqrt(d)) (v_j + f_ji).
 
-    4 heads; as Shi et al. 2021, arXiv:2009.03509, eq. 3 and 4. A node without edges hears 0.
+    4 heads; as Shi et al. 2021, arXiv:2009.03509, eq. 3 and 4. For a node without edges, s_i = 0.
     """
 
     def __init__(self, inputs: int, outputs: int) -> None:
@@ -250,14 +265,14 @@ class Attention(Convolution):
         own = hidden[:receivers]
         queries = self.query(own).unflatten(-1, (_HEADS, -1))
         sent = self.source(hidden)[neighbours.clamp(min=0)] + self.edge(self.kinds)[kinds]
-        keys, values = (
-            x.unflatten(-1, (_HEADS, -1)) for x in sent.chunk(2, dim=-1)
-        )  # [receivers, SLOTS, heads, d]
+        # [receivers, SLOTS, 2 * outputs] -> twice [receivers, SLOTS, heads, d]
+        keys, values = (x.unflatten(-1, (_HEADS, -1)) for x in sent.chunk(2, dim=-1))
         scores = torch.einsum("ihd,ishd->ish", queries, keys) / queries.shape[-1] ** 0.5
+        # A mask of -inf would give NaN for a node without neighbours; the least number and a factor of 0 give 0.
         is_there = (neighbours >= 0).unsqueeze(-1)
         shares = scores.masked_fill(~is_there, torch.finfo(scores.dtype).min).softmax(1) * is_there
-        heard = torch.einsum("ish,ishd->ihd", shares, values).flatten(1)
-        return torch.addmm(self.own(own), heard, self.heard.weight.T).relu()
+        sums = torch.einsum("ish,ishd->ihd", shares, values).flatten(1)
+        return torch.addmm(self.own(own), sums, self.heard.weight.T).relu()
 
 
 CONVOLUTIONS: dict[str, type[Convolution]] = {"qgnn": QGNN, "gin": GIN, "attention": Attention}

@@ -1,4 +1,8 @@
-"""The actor-critic over circuits: values of nodes, logits of rules, and only as much of a circuit as they depend on."""
+"""The actor-critic over circuits: a value for each node, logits for the rules at a node (Quarl, arXiv:2307.10120).
+
+`NodeThenRule` is the action distribution in two stages; `GNN` is the model. Learning evaluates only the nodes that were
+chosen, and only the neighbourhoods that they depend on.
+"""
 
 import math
 from functools import cached_property
@@ -15,33 +19,33 @@ from ddppo.models.actor_critic import ActorCritic, Obs, linear
 from ddppo.models.distributions import Categorical
 from ddppo.spaces import EnvSpec
 
-# -- A choice in two stages: a node by the critic's values, and then one of the rules offered there ------------------
+# -- A choice in two stages: a node by the values of the critic, then one of the rules offered there -----------------
 
 
-NOWHERE = -2  # the node of a pair that cannot be chosen; -1 is that of changing nothing
+NOWHERE = -2  # node of a pair that cannot be chosen; node -1 belongs to the choice to change nothing
 
 
 class Offered(NamedTuple):
-    """All pairs of a batch that are offered, K end to end, in order.
+    """The K offered pairs of a batch, without the padding between rows, in order."""
 
-    places `[K]`: row * max_pairs + number; rows `[K]`; nodes `[K]`, counted through the batch; firsts: the first pair
-    of each node; log_shares `[K]`: log pi(rule | node).
-    """
-
-    places: torch.Tensor
-    rows: torch.Tensor
-    nodes: torch.Tensor
-    firsts: torch.Tensor
-    log_shares: torch.Tensor
+    places: torch.Tensor  # [K] row * max_pairs + number of the pair in its row
+    rows: torch.Tensor  # [K] row of the batch
+    nodes: torch.Tensor  # [K] number of the node among all offered nodes of the batch
+    firsts: torch.Tensor  # index in K of the first pair of each node
+    log_shares: torch.Tensor  # [K] log pi(rule | node)
     num_rows: int
 
 
 class NodeThenRule:
     """pi(node) = softmax of the scores of all nodes with a pair, pi(rule | node) = softmax of the logits of its pairs.
 
-    An action is the number of a pair. params `[..., 3 * max_pairs]`: of each pair the logit, the score of its node and
-    the number of its node, ascending but for those NOWHERE; mask `[..., max_pairs]` bool allows pairs. The node is not
-    learned: log_prob and entropy are those of the rule, given the node.
+    An action is the index of a pair. The policy gradient learns pi(rule | node) alone: log_prob and entropy are those
+    of the rule, given the node. (The scores come from the critic.)
+
+    Args:
+        params: `[..., 3 * max_pairs]`: logits of all pairs, then scores of their nodes, then the nodes, which ascend
+            except for the pairs that are NOWHERE.
+        mask: `[..., max_pairs]` bool, the pairs that may be chosen.
     """
 
     def __init__(self, params: torch.Tensor, mask: torch.Tensor | None = None) -> None:
@@ -59,15 +63,16 @@ class NodeThenRule:
         return self._rules_at(self._nodes_to_choose.mode()).mode()
 
     def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
-        """Return log pi(rule | node) `[...]`; 0 of a pair that is not offered."""
+        """Return log pi(rule | node) `[...]`; 0 for a pair that is not offered."""
         offered = self._offered
+        # Find each action among the offered pairs, whose places ascend.
         wanted = actions.flatten() + torch.arange(actions.numel(), device=actions.device) * self.max_pairs
         at = torch.searchsorted(offered.places, wanted)
         is_there = (F.pad(offered.places, (0, 1), value=-1)[at] == wanted).to(self.params.dtype)
         return (F.pad(offered.log_shares, (0, 1))[at] * is_there).unflatten(0, actions.shape)
 
     def entropy(self) -> torch.Tensor:
-        """Return the entropy of the rule, its mean over nodes where they are several."""
+        """Return the entropy of the rule, averaged over nodes by pi(node) if several nodes are offered."""
         offered = self._offered
         of_nodes = self.scores.detach().flatten()[offered.places[offered.firsts]]
         shares = log_softmax_by_group(of_nodes, offered.rows[offered.firsts], offered.num_rows).exp()
@@ -81,11 +86,12 @@ class NodeThenRule:
 
     @cached_property
     def _offered(self) -> "Offered":
-        # Of one node in hundreds few pairs are offered, in learning: there is no work on the others.
+        # In learning, only the pairs of the chosen node are offered, a few of hundreds. All work below is on those.
         width = self.max_pairs
         places = (self.nodes > NOWHERE).flatten().nonzero()[:, 0]
         rows = places.div(width, rounding_mode="floor")
         nodes = self.nodes.flatten()[places]
+        # Pairs of one node stand side by side: a node begins where the row or the node changes.
         is_first = F.pad((rows[1:] != rows[:-1]) | (nodes[1:] != nodes[:-1]), (1, 0), value=True)[: len(rows)]
         firsts = is_first.nonzero()[:, 0]
         node = is_first.cumsum(0) - 1
@@ -95,14 +101,14 @@ class NodeThenRule:
 
     @cached_property
     def _is_first(self) -> torch.Tensor:
-        """Return `[..., max_pairs]` bool: the first pair of its node."""
+        """Return `[..., max_pairs]` bool: whether a pair is the first of its node."""
         before = self.nodes.cummax(-1).values
         before = torch.cat([torch.full_like(before[..., :1], NOWHERE), before[..., :-1]], dim=-1)
         return self.nodes > before
 
     @cached_property
     def _nodes_to_choose(self) -> Categorical:
-        """Return the choice of a node, each by its first pair."""
+        """Return the distribution over nodes. The first pair of a node stands for the node."""
         return Categorical(self.scores, self._is_first)
 
     def _rules_at(self, pairs: torch.Tensor) -> Categorical:
@@ -111,7 +117,8 @@ class NodeThenRule:
 
 
 def log_softmax_by_group(x: torch.Tensor, groups: torch.Tensor, num_groups: int) -> torch.Tensor:
-    """Return log(exp(x_i) / sum of exp(x_j) over the group of i) `[K]` of x and groups `[K]`."""
+    """Return log(exp(x_i) / sum of exp(x_j) over the group of i) `[K]` for x and groups `[K]`."""
+    # Subtract the largest x of each group first, so that exp cannot overflow.
     largest = x.new_full((num_groups,), -torch.inf).scatter_reduce(0, groups, x.detach(), "amax")
     centred = x - largest[groups]
     return centred - x.new_zeros(num_groups).index_add(0, groups, centred.exp()).log()[groups]
@@ -119,7 +126,9 @@ def log_softmax_by_group(x: torch.Tensor, groups: torch.Tensor, num_groups: int)
 
 _KINDS = 4  # of gates: h, x, cx, rz
 _EMBEDDING = 16
-_SHARE_OF_BEST = 0.9  # pi(node) where its value is 1 above that of all others, by the temperature of Quarl
+_SHARE_OF_BEST = (
+    0.9  # h of Quarl's temperature: pi(node) if its value is 1 above the values of all other nodes
+)
 _KEYS = (
     "kinds",
     "angles",
@@ -137,27 +146,27 @@ Circuits = dict[str, torch.Tensor]
 
 
 class Roots(NamedTuple):
-    """Nodes that something is asked of: hidden `[R, C]`, values `[R]`, the observation `[R]` of each.
+    """The R nodes whose values and logits are needed."""
 
-    places `[n * max_nodes]`: which of them a node is.
-    """
-
-    hidden: torch.Tensor
-    values: torch.Tensor
-    rows: torch.Tensor
-    places: torch.Tensor
+    hidden: torch.Tensor  # [R, C] features
+    values: torch.Tensor  # [R]
+    rows: torch.Tensor  # [R] row of the batch
+    places: torch.Tensor  # [n * max_nodes] the index in R of each root, 0 for all other nodes
 
 
 class GNN(ActorCritic):
-    """Graph convolutions over gates, a value of every gate and logits of the rules at it (Quarl, arXiv:2307.10120).
+    """Graph convolutions over gates, a value for every gate, and logits for the rules at it (Quarl, arXiv:2307.10120).
 
-    The value of an observation is the largest of its fresh nodes, 0 without one. What is learned of a transition is the
-    value of the node that was chosen and the logits there, which depend on nodes within graph_layers edges alone:
-    `evaluate_actions` computes no others. Before anything is learned, a rule that adds n gates is e^(-graph_prior n) as
-    likely as one that adds none, at every node: the logits are those of this prior and of the actor together, a node's
-    score is its value's and the prior's of all that is offered there. To change nothing where that is offered once, as
-    node -1, is worth 0 and has no parameters. A pair whose rule is num_rules stands for all rules that do not match at
-    its node, and has their weights' sum.
+    Value of an observation: the largest value of its fresh nodes, 0 if there are none.
+
+    Learning: a transition updates the value of the chosen node and the logits there. Both depend only on nodes within
+    graph_layers edges; `evaluate_actions` computes no others.
+
+    Prior: before learning, a rule that adds n gates is e^(-graph_prior n) times as likely as a rule that adds none. The
+    prior is added to the logits of rules, and its log-sum over the rules offered at a node to the score of the node.
+
+    Special pairs: the choice to change nothing, if it is offered once as node -1, has value and logit 0 and no
+    parameters. Rule num_rules stands for all rules that do not match at its node; its weight is the sum of theirs.
     """
 
     Settings = GnnSettings
@@ -176,7 +185,7 @@ class GNN(ActorCritic):
         self.embedding = linear(_KINDS + 2, _EMBEDDING, gain=1.0)
         inputs = [_EMBEDDING, *[width] * (config.graph_layers - 1)]
         self.convolutions = nn.ModuleList(CONVOLUTIONS[config.graph_conv](size, width) for size in inputs)
-        # Small at first: what is drawn by values about 0 is drawn alike from all nodes.
+        # Small gains in the last layers: with all values near 0, nodes are drawn uniformly at first.
         self.critic = nn.Sequential(linear(width, width, 2**0.5), nn.ReLU(), linear(width, 1, gain=0.01))
         self.actor = nn.Sequential(linear(width, 2 * width, 2**0.5), nn.ReLU())
         self.rules = linear(2 * width, self.num_rules, gain=0.01)
@@ -194,10 +203,13 @@ class GNN(ActorCritic):
 
     def forward(self, obs: Obs) -> tuple[torch.Tensor, torch.Tensor]:
         assert isinstance(obs, dict)
+        # Acting needs all real nodes.
         are_nodes = _first(obs["num_nodes"], self.max_nodes)
         roots = self._roots(obs, are_nodes)
+        # V(observation) = max over its fresh nodes.
         is_fresh = (obs["fresh"] > 0.5)[are_nodes]
         worth = _largest(roots.values[is_fresh], roots.rows[is_fresh], len(are_nodes))
+        # Scores of nodes are values / temperature. They carry no gradient: the critic's loss trains the values.
         scores = roots.values.detach() * self._inverse_temperature(obs)[roots.rows]
         return self._params(obs, _first(obs["num_pairs"], self.max_pairs), roots, scores), worth
 
@@ -210,11 +222,12 @@ class GNN(ActorCritic):
         return _largest(roots.values, roots.rows, len(obs["fresh"]))
 
     def evaluate_actions(self, obs: Obs, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the parameters of the pairs at the nodes that were chosen, all others out of choice, and their values.
+        """Return the parameters of the pairs at the chosen nodes, and the values of these nodes.
 
-        Gradients of both reach the parameters of the network; scores are 0, for they have none.
+        All other pairs are NOWHERE. Gradients flow through logits and values; scores are 0, because they have none.
         """
         assert isinstance(obs, dict)
+        # The roots are the chosen nodes, one for each observation; node -1 has none.
         nodes = obs["pairs"][..., 0]
         chosen = nodes.gather(1, actions.unsqueeze(1))  # [n, 1]
         numbers = torch.arange(self.max_nodes, device=nodes.device)
@@ -232,7 +245,7 @@ class GNN(ActorCritic):
         return self.max_nodes * (layers + heads) + self.max_pairs * self.rules.in_features
 
     def _roots(self, obs: Circuits, are_roots: torch.Tensor) -> Roots:
-        """Return the nodes `[n, max_nodes]` that are roots, from a graph of what they depend on."""
+        """Return features and values of the roots `[n, max_nodes]` bool, from the graph of all that they depend on."""
         graph = graph_around(are_roots, obs, len(self.convolutions))
         hidden = self._hidden(obs, graph)
         index = graph.nodes[: graph.sizes[-1]]
@@ -246,12 +259,16 @@ class GNN(ActorCritic):
         is_kind = kinds.unsqueeze(1) == torch.arange(_KINDS, device=kinds.device)
         angles = obs["angles"].flatten(0, 1)[graph.nodes]
         hidden = self.embedding(torch.cat([is_kind.to(angles.dtype), angles], dim=-1))
+        # Each layer computes fewer nodes: those within one edge less of a root.
         for layer, receivers in zip(self.convolutions, graph.sizes[1:], strict=True):
             hidden = layer(hidden, graph, receivers)
         return hidden
 
     def _inverse_temperature(self, obs: Circuits) -> torch.Tensor:
-        """Return 1 / tau = ln(h (N - 1) / (1 - h)) `[n]` of circuits of N nodes, unless it is fixed."""
+        """Return 1 / t = ln(h (N - 1) / (1 - h)) `[n]` for circuits of N nodes, or 1 / model.temperature.
+
+        With it, a node of value v + 1 among N - 1 nodes of value v has pi(node) = h (Quarl, arXiv:2307.10120).
+        """
         num_nodes = obs["num_nodes"][:, 0]
         if self.temperature is not None:
             return torch.full_like(num_nodes, 1 / self.temperature)
@@ -260,25 +277,34 @@ class GNN(ActorCritic):
     def _params(
         self, obs: Circuits, is_offered: torch.Tensor, roots: Roots, scores: torch.Tensor
     ) -> torch.Tensor:
-        """Return logits, scores `[R]` and nodes of all pairs as `[n, 3 * max_pairs]`; those not offered are NOWHERE."""
+        """Return the parameters `[n, 3 * max_pairs]` of NodeThenRule. Pairs that are not offered are NOWHERE.
+
+        Args:
+            is_offered: pairs `[n, max_pairs]` bool.
+            scores: of the roots `[R]`.
+        """
         pairs, nodes = obs["pairs"], obs["pairs"][..., 0]
         params = pairs.new_zeros(len(pairs), 3, self.max_pairs)
         params[:, 2] = torch.where(is_offered, nodes, NOWHERE)
+        # Offered pairs at real nodes have a root; the pair of node -1 keeps its zeros.
         limits = obs["num_nodes"].long().clamp(max=self.max_nodes)
         row, column = (is_offered & (nodes >= 0) & (nodes < limits)).nonzero(as_tuple=True)
         node, rule = pairs[row, column].long().unbind(-1)
         root = roots.places[row * self.max_nodes + node]
-        favoured = -self.prior * obs["growth"][row, column]
-        at_node = favoured.new_zeros(len(scores)).index_add(0, root, favoured.exp()).log()
+        # The prior: -graph_prior * growth in the logit of a pair; its log-sum over a node's pairs in the node's score.
+        prior = -self.prior * obs["growth"][row, column]
+        at_node = prior.new_zeros(len(scores)).index_add(0, root, prior.exp()).log()
         params[row, 1, column] = (scores.detach() + at_node)[root]
-        logits = self._logits(roots.hidden, root, rule) + favoured
+        logits = self._logits(roots.hidden, root, rule) + prior
         return params.flatten(1).index_put((row, column), logits)
 
     def _logits(self, hidden: torch.Tensor, root: torch.Tensor, rule: torch.Tensor) -> torch.Tensor:
         """Return the logit of each rule at hidden[root]."""
+        # Only the offered rules: a product with the whole matrix would compute num_rules logits for every node.
         features = self.actor(hidden)
         known = rule.clamp(0, self.num_rules - 1)
         logits = (features[root] * self.rules.weight[known]).sum(-1) + self.rules.bias[known]
+        # Without a mask, rule num_rules at a node: the log-sum of the logits of all rules that do not match there.
         is_none = rule >= self.num_rules
         if is_none.any():
             matches = torch.zeros(len(hidden), self.num_rules, dtype=torch.bool, device=rule.device)
@@ -289,19 +315,19 @@ class GNN(ActorCritic):
 
 
 def _first(counts: torch.Tensor, most: int) -> torch.Tensor:
-    """Return `[n, most]` bool, true of the first counts `[n, 1]`."""
+    """Return `[n, most]` bool, true for the first `counts` `[n, 1]` of each row."""
     return torch.arange(most, device=counts.device) < counts.long()
 
 
 def _largest(values: torch.Tensor, rows: torch.Tensor, num_rows: int) -> torch.Tensor:
-    """Return the largest of the values of each row `[num_rows]`, 0 of none."""
+    """Return the largest value of each row `[num_rows]`; 0 for a row without values."""
     none = values.new_full((num_rows,), -math.inf)
     largest = none.scatter_reduce(0, rows, values, "amax")
     return torch.where(largest.isinf(), 0, largest)
 
 
 def _sizes(spec: EnvSpec) -> tuple[int, int, int]:
-    """Return max_nodes, max_pairs and num_rules. Raises ConfigError where circuits are not what is observed."""
+    """Return max_nodes, max_pairs and num_rules. Raises ConfigError if the observations are not those of circuits."""
     obs = spec.obs
     if not (isinstance(obs, dict) and set(obs) == set(_KEYS) and (num_rules := obs["num_rules"].high)):
         found = f"a dict of {', '.join(obs)}" if isinstance(obs, dict) else f"an array {list(obs.shape)}"

@@ -1,7 +1,8 @@
-"""Making a user's circuit smaller: walks by rules in several processes, at random or by a run's policy.
+"""The search behind `ddppo-circuit optimise`: walks by rewrites in several processes, random or by a trained policy.
 
-In reading order: Walk, what one process does; Workers, the processes; `search`, rounds of walks until time, steps or
-patience are over; walks by a run's policy; files of rewrites, which say how a circuit was found.
+Read in this order: `Walk` runs in one process; `Workers` are the processes; `search` lets them walk in rounds until
+time or steps are used up; `ByPolicy` chooses rewrites by the policy of a run; `Rewrites` is the file that records how
+a circuit was found.
 """
 
 import dataclasses
@@ -36,53 +37,52 @@ from ddppo.records import checkpoint
 from ddppo.seeding import derived_seed, stream
 from ddppo.terminal import warn
 
-# -- A walk over the circuits that rules make of one: a few environments side by side, and what chooses for them -----
+# -- A walk: a few environments of one circuit, stepped in turn ------------------------------------------------------
 
 
-Choose = Callable[
-    [Sequence[Obs]], Sequence[int]
-]  # of each environment's observation the row of `pairs` to take
+# From the observation of each environment to the row of `pairs` that it takes.
+Choose = Callable[[Sequence[Obs]], Sequence[int]]
 
 
 class WalkProgress(NamedTuple):
-    """Steps and rewrites since the walk began; the least cost so far, and the rewrites that lead there.
+    """The state of a walk after a round."""
 
-    rewrites: None where there is none better than was told before. news: for the other walks, one of each environment.
-    """
-
-    num_steps: int
-    num_rewrites: int
-    cost: float
-    rewrites: tuple[tuple[int, int], ...] | None
-    news: list[bytes]
+    num_steps: int  # since the walk began
+    num_rewrites: int  # likewise; steps that changed nothing are not counted
+    cost: float  # the least so far
+    rewrites: (
+        tuple[tuple[int, int], ...] | None
+    )  # that lead to it; None if it is no better than after the last round
+    messages: list[bytes]  # to the other walks, one from each environment
 
 
 class Walk:
-    """Environments of one circuit, stepped in turn; each has its own stream and its own buffer of circuits."""
+    """Environments of one circuit. Each has its own random stream and its own buffer of circuits."""
 
     def __init__(self, envs: Sequence[CircuitEnv], choose: Choose, seeds: Sequence[int]) -> None:
         self._envs = envs
         self._choose = choose
         self._obs = [env.reset(seed=seed)[0] for env, seed in zip(envs, seeds, strict=True)]
         self._num_steps = self._num_rewrites = 0
-        self._told = np.inf
+        self._reported = np.inf  # the least cost of earlier rounds
 
-    def go(self, news: Sequence[bytes], num_steps: int, until: float) -> WalkProgress:
-        """Hear what all walks found, then take so many steps, rounded up to one of each environment.
+    def go(self, messages: Sequence[bytes], num_steps: int, until: float) -> WalkProgress:
+        """Receive the messages of all walks, then take `num_steps` steps, rounded up to one step of each environment.
 
-        until: seconds of time.monotonic() from which on no further one is taken.
+        Args:
+            until: time.monotonic() after which no further step begins.
         """
         for env in self._envs:
-            env.receive(news)
+            env.receive(messages)
         for _ in range(-(-num_steps // len(self._envs))):
             if time.monotonic() >= until:
                 break
             self._step()
         best = self._best()
-        is_better, self._told = best.cost < self._told, min(best.cost, self._told)
+        is_better, self._reported = best.cost < self._reported, min(best.cost, self._reported)
         rewrites = best.rewrites if is_better else None
-        told = [env.publish() for env in self._envs]
-        return WalkProgress(self._num_steps, self._num_rewrites, best.cost, rewrites, told)
+        published = [env.publish() for env in self._envs]
+        return WalkProgress(self._num_steps, self._num_rewrites, best.cost, rewrites, published)
 
     def _step(self) -> None:
         for i, (env, action) in enumerate(zip(self._envs, self._choose(self._obs), strict=True)):
@@ -98,7 +98,7 @@ class Walk:
 
 
 class AtRandom:
-    """Chooses among the rewrites, one that adds n gates more with a chance in proportion to e^(-bias n)."""
+    """Chooses a rewrite at random; one that adds n gates has a probability in proportion to e^(-bias n)."""
 
     def __init__(self, env: CircuitEnv, bias: float, rng: np.random.Generator) -> None:
         self._weights = np.exp(-bias * growth_of(env.rewriter))
@@ -106,41 +106,45 @@ class AtRandom:
         self._rng = rng
 
     def __call__(self, obs: Sequence[Obs]) -> list[int]:
-        return [self._chosen(each["pairs"][: each["num_pairs"][0], 1]) for each in obs]
+        return [self._choose(each["pairs"][: each["num_pairs"][0], 1]) for each in obs]
 
-    def _chosen(self, rules: np.ndarray) -> int:
+    def _choose(self, rules: np.ndarray) -> int:
         sums = np.cumsum(self._weights[rules])
-        # Where nothing but to change nothing is left, that is row 0.
+        # If the only choice is to change nothing, it is row 0 and has weight 0.
         return int(np.searchsorted(sums, self._rng.random() * sums[-1], side="right")) if sums[-1] else 0
 
 
 def random_walk(env: Mapping[str, Any], bias: float, index: int, seed: int) -> Walk:
-    """Return the walk of one environment, the one of this index, made of these keyword arguments."""
+    """Return a walk of one environment, with the random streams of environment `index`.
+
+    Args:
+        env: keyword arguments of CircuitEnv.
+    """
     alone = CircuitEnv(**env)
     choose = AtRandom(alone, bias, stream(seed, "action", 0, index))
     return Walk([alone], choose, [derived_seed(seed, "env", index)])
 
 
-# -- Processes that walk side by side, in rounds: what they find after so many steps follows from the seed -----------
+# -- Processes that walk in rounds. With a given number of steps, the result depends on the seed alone. --------------
 
 
-_ANSWER_S = 600.0  # of a round of a second or so
-# The rules, read and verified, are there already. On macOS too: no library has started threads by then.
+_ANSWER_S = 600.0  # timeout of a round, which takes about a second
+# Forked processes inherit the rules, which are read and verified once. Safe on macOS too: no threads run yet.
 _FORK = multiprocessing.get_context("fork")
 
 
 class Workers:
-    """One process for each of `makes`, which make its walk there. Close it, or use it in a `with`."""
+    """One process for each function in `makes`; the function makes the walk there. Use it in a `with`, or close it."""
 
     def __init__(self, makes: Sequence[Callable[[], Walk]]) -> None:
         self._alive: dict[int, tuple[Any, Connection]] = {}
-        self._news: list[bytes] = []  # of the last round
+        self._messages: list[bytes] = []  # of all walks in the last round
         for number, make in enumerate(makes):
-            line, theirs = _FORK.Pipe()
-            process = _FORK.Process(target=_work, args=(make, theirs, line, os.getpid()), daemon=True)
+            pipe, child_end = _FORK.Pipe()
+            process = _FORK.Process(target=_work, args=(make, child_end, pipe, os.getpid()), daemon=True)
             process.start()
-            theirs.close()
-            self._alive[number] = (process, line)
+            child_end.close()
+            self._alive[number] = (process, pipe)
 
     def __enter__(self) -> "Workers":
         return self
@@ -149,92 +153,100 @@ class Workers:
         self.close()
 
     def go(self, num_steps: int, until: float) -> dict[int, WalkProgress]:
-        """Have every process take so many steps, or what there is time for, and return what each says, by its number.
+        """Run a round of `num_steps` steps in every process; return the progress of each by its number.
 
-        One that was killed is told of and left out from then on. Raises ConfigError and TrainingError as a walk does,
-        and TrainingError where all were lost.
+        A process that was killed is reported and left out from then on. Raises ConfigError and TrainingError as a walk
+        does, and TrainingError if all processes are lost.
         """
-        for _, line in self._alive.values():
-            with suppress(OSError):  # it is lost, and will not answer
-                line.send((self._news, num_steps, until))
-        told: dict[int, WalkProgress] = {}
-        for number, (process, line) in list(self._alive.items()):
+        # 1. Start the round everywhere, with the messages of the last one.
+        for _, pipe in self._alive.values():
+            with suppress(OSError):  # a lost process is found below
+                pipe.send((self._messages, num_steps, until))
+        # 2. Collect the results in the order of the processes, so that ties are broken the same way each time.
+        found: dict[int, WalkProgress] = {}
+        for number, (process, pipe) in list(self._alive.items()):
             try:
-                if not line.poll(_ANSWER_S):
+                if not pipe.poll(_ANSWER_S):
                     raise TrainingError(
                         f"worker {number} has given no answer for {_ANSWER_S:.0f} s: its cost may hang"
                     )
-                answer = line.recv()
+                answer = pipe.recv()
             except (EOFError, OSError):
                 del self._alive[number]
                 process.join()
-                line.close()
-                warn(f"worker {number} ended (exit code {process.exitcode}): going on without it")
+                pipe.close()
+                warn(f"worker {number} ended (exit code {process.exitcode}): continuing without it")
                 continue
             if isinstance(answer, Exception):
                 raise answer
-            told[number] = answer
-        if not told:
+            found[number] = answer
+        if not found:
             raise TrainingError("every worker was lost: give fewer of them, workers=1, if memory was short")
-        self._news = [each for progress in told.values() for each in progress.news]
-        return told
+        self._messages = [each for progress in found.values() for each in progress.messages]
+        return found
 
     def close(self) -> None:
-        """End all, in the middle of a round too: they hold nothing that is not told."""
-        for process, line in self._alive.values():
+        """Kill all processes, even in the middle of a round: they hold nothing that was not sent."""
+        for process, pipe in self._alive.values():
             process.kill()
             process.join()
-            line.close()
+            pipe.close()
 
 
-def _work(make: Callable[[], Walk], line: Connection, of_parent: Connection, parent: int) -> None:
-    """Walk as far as the parent says, until it hangs up. Ctrl-C reaches all of a terminal: the parent decides."""
+def _work(make: Callable[[], Walk], pipe: Connection, parent_end: Connection, parent: int) -> None:
+    """Walk in rounds until the parent closes its end of the pipe.
+
+    Ctrl-C reaches all processes of a terminal; only the parent reacts to it.
+    """
     die_with_parent(parent)
     stop_signals_kill()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    of_parent.close()
+    parent_end.close()
     with suppress(EOFError, BrokenPipeError):
-        asked = line.recv()
+        request = pipe.recv()
         try:
             walk = make()
             while True:
-                line.send(walk.go(*asked))
-                asked = line.recv()
-        except (ConfigError, TrainingError) as e:  # not as they are: some take more than one argument
-            line.send((ConfigError if isinstance(e, ConfigError) else TrainingError)(str(e)))
+                pipe.send(walk.go(*request))
+                request = pipe.recv()
+        except (
+            ConfigError,
+            TrainingError,
+        ) as e:  # some subclasses take several arguments, and cannot be unpickled
+            pipe.send((ConfigError if isinstance(e, ConfigError) else TrainingError)(str(e)))
 
 
-_ROUND_STEPS = 1000  # of one walk, a fraction of a second: then walks tell each other what they found
-_SAY_S = 5.0
+_ROUND_STEPS = 1000  # of each walk in a round, a fraction of a second; then walks exchange circuits
+_REPORT_S = 5.0  # seconds between two lines on the terminal
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How long: seconds of the clock, and steps of every walk. inf is no limit."""
+    """The limits of a search; inf is no limit."""
 
     seconds: float
-    steps: float
+    steps: float  # of every walk
 
 
 @dataclass(slots=True)
 class BestSoFar:
-    """The best circuit so far, and when it became better.
-
-    rewrites lead to it from `start`. improvements: cost, gates, cx, depth and number of rewrites of each best, and the
-    steps of all walks and the seconds until it was there.
-    """
+    """The best circuit so far."""
 
     start: Circuit
     circuit: Circuit
     cost: float
-    rewrites: tuple[tuple[int, int], ...] = ()
+    rewrites: tuple[tuple[int, int], ...] = ()  # from `start` to `circuit`
+    # For each best: its cost, gates, cx, depth and rewrites, the steps of all walks, and the seconds until then.
     improvements: list[dict[str, float]] = field(default_factory=list)
 
-    def hear(self, told: Mapping[int, WalkProgress], rewriter: Rewriter, cost: Cost, seconds: float) -> None:
-        """Take the least costly of what walks tell, of the first of them where several are. Raises ConfigError."""
-        for progress in told.values():
+    def update(
+        self, found: Mapping[int, WalkProgress], rewriter: Rewriter, cost: Cost, seconds: float
+    ) -> None:
+        """Take the cheapest circuit of all walks, from the first of them if several are equal. Raises ConfigError."""
+        for progress in found.values():
             if progress.rewrites is None or progress.cost >= self.cost:
                 continue
+            # Repeat the rewrites here, and compute the cost again: a worker's result is not taken on trust.
             self.circuit, self.rewrites = replayed(rewriter, self.start, progress.rewrites), progress.rewrites
             self.cost = float(cost(self.circuit))
             if self.cost != progress.cost:
@@ -242,21 +254,21 @@ class BestSoFar:
                     f"the cost of one circuit was {progress.cost:g} in a worker and {self.cost:g} here: it has to "
                     "follow from the circuit alone"
                 )
-            steps = sum(each.num_steps for each in told.values())
-            said = {"cost": self.cost, **measures(self.circuit), "num_rewrites": len(self.rewrites)}
-            self.improvements.append({**said, "env_steps": steps, "wall_s": round(seconds, 3)})
+            steps = sum(each.num_steps for each in found.values())
+            numbers = {"cost": self.cost, **measures(self.circuit), "num_rewrites": len(self.rewrites)}
+            self.improvements.append({**numbers, "env_steps": steps, "wall_s": round(seconds, 3)})
 
 
 def search(
     workers: Workers, best: BestSoFar, rewriter: Rewriter, cost: Cost, budget: Budget, stop: StopRequest
 ) -> int:
-    """Walk until the budget is spent, or a signal asks for the end; return how many rewrites were tried."""
+    """Walk in rounds until the budget is used up or a signal stops the search; return the number of rewrites tried."""
     began = time.monotonic()
-    until, left, said = began + budget.seconds, budget.steps, began
-    told: dict[int, WalkProgress] = {}
+    until, left, reported = began + budget.seconds, budget.steps, began
+    found: dict[int, WalkProgress] = {}  # the last progress of each worker, lost ones included
     while left > 0 and time.monotonic() < until and not stop.requested:
         try:
-            told |= workers.go(int(min(_ROUND_STEPS, left)), until)
+            found |= workers.go(int(min(_ROUND_STEPS, left)), until)
         except TrainingError as e:
             if not best.rewrites:
                 raise
@@ -264,14 +276,15 @@ def search(
             break
         left -= _ROUND_STEPS
         now = time.monotonic()
-        best.hear(told, rewriter, cost, now - began)
-        if now - said >= _SAY_S:
-            said = now
-            _say(best, sum(progress.num_rewrites for progress in told.values()), now - began, until - now)
-    return sum(progress.num_rewrites for progress in told.values())
+        best.update(found, rewriter, cost, now - began)
+        if now - reported >= _REPORT_S:
+            reported = now
+            num_rewrites = sum(progress.num_rewrites for progress in found.values())
+            _report(best, num_rewrites, now - began, until - now)
+    return sum(progress.num_rewrites for progress in found.values())
 
 
-def _say(best: BestSoFar, num_rewrites: int, seconds: float, left_s: float) -> None:
+def _report(best: BestSoFar, num_rewrites: int, seconds: float, left_s: float) -> None:
     counts = ", ".join(f"{what} {number}" for what, number in measures(best.circuit).items())
     ends = "" if math.isinf(left_s) else f", {max(0.0, left_s):.0f} s left"
     print(
@@ -282,16 +295,16 @@ def _say(best: BestSoFar, num_rewrites: int, seconds: float, left_s: float) -> N
     )
 
 
-# -- Walks by a run's policy. torch is imported here alone, in the processes that walk -------------------------------
+# -- Walks by the policy of a run. Only these import torch, and only in the worker processes. ------------------------
 
 
-_NUM_ENVS = 16  # of one walk: as many observations as one forward takes
+_NUM_ENVS = 16  # environments of a walk: the batch of one forward pass
 
 
 class ByPolicy:
-    """Samples a rewrite from the policy of a checkpoint, for each environment by noise of its own.
+    """Samples a rewrite from the policy of a checkpoint, with noise of its own for each environment.
 
-    To change nothing is no choice here: it ends an episode, and what was found is kept anyway.
+    The choice to change nothing is masked: it ends an episode, and the best circuit is kept anyway.
     """
 
     def __init__(
@@ -310,21 +323,26 @@ class ByPolicy:
         layout = self._encode.layout
         offered = layout.mask(rows)
         rewrites = offered & np.stack([each["pairs"][:, 1] != self._nop for each in obs])
-        rewrites |= offered & ~rewrites.any(axis=1, keepdims=True)  # where there is nothing else
+        rewrites |= offered & ~rewrites.any(axis=1, keepdims=True)  # unless it is the only choice
         noise = np.stack([rng.random(self._policy.model.num_noise) for rng in self._rngs])
         actions: list[int] = self._policy.sample(layout.obs(rows), rewrites, noise).tolist()
         return actions
 
 
 def policy_walk(env: Mapping[str, Any], config: Config, path: Path, index: int, seed: int) -> Walk:
-    """Return the walk of this index: environments made of these keyword arguments, by the policy of a run.
+    """Return walk number `index` of a search by the policy of a run. Raises RunFolderError if config and path differ.
 
-    config: the run's; path: its checkpoint. Raises RunFolderError where they do not fit.
+    Args:
+        env: keyword arguments of its environments.
+        config: of the run.
+        path: a checkpoint of the run.
     """
     import torch
 
     torch.set_num_threads(1)
-    of_env = dataclasses.replace(config.env, kwargs=dict(env))  # of another circuit, so of other sizes
+    of_env = dataclasses.replace(
+        config.env, kwargs=dict(env)
+    )  # another circuit has observations of other sizes
     of_walk = dataclasses.replace(config, device="cpu", env=of_env, other_spaces=True)
     indices = range(index * _NUM_ENVS, (index + 1) * _NUM_ENVS)
     envs = [CircuitEnv(**env) for _ in indices]
@@ -332,27 +350,29 @@ def policy_walk(env: Mapping[str, Any], config: Config, path: Path, index: int, 
     return Walk(envs, choose, [derived_seed(seed, "env", i) for i in indices])
 
 
-# -- What a run folder brings to `optimise`: how its task was set, and its policy ------------------------------------
+# -- The policy of a run folder, and the settings of its task --------------------------------------------------------
 
 
 _TASK = "ddppo/Circuit-v0"
-_OF_ONE_SIZE = ("mlp", "cnn")
-_OF_THE_RUN_ALONE = ("circuit", "sizes")  # keywords of the task that another circuit has its own of
+_FIXED_SIZE_MODELS = ("mlp", "cnn")  # they read observations of one size only
+_OWN_KEYWORDS = ("circuit", "sizes")  # keyword arguments of CircuitEnv that are not taken over from the run
 
 
 @dataclass(frozen=True, slots=True)
-class OfRun:
-    """The run's configuration, a checkpoint, and the task's keywords that a circuit of the user's shares."""
+class RunPolicy:
+    """A run folder as the source of a policy."""
 
     config: Config
     checkpoint: Path
-    keywords: dict[str, Any]
+    keywords: dict[str, Any]  # of CircuitEnv, as in the run
 
 
-def of_run(folder: str, which: str, rules: str | None) -> OfRun:
-    """Return what the run brings. Raises ConfigError where its policy cannot act on circuits by these rules.
+def policy_of_run(folder: str, which: str, rules: str | None) -> RunPolicy:
+    """Return the policy of a run. Raises ConfigError if it cannot act on other circuits or by these rules.
 
-    which: last, best or the path of a checkpoint; rules: the user's file, if any.
+    Args:
+        which: last, best or the path of a checkpoint.
+        rules: the user's file of rules, if any.
     """
     run_dir = Path(folder)
     if not (run_dir / "config.yaml").is_file():
@@ -362,7 +382,7 @@ def of_run(folder: str, which: str, rules: str | None) -> OfRun:
         raise ConfigError(
             f"run={folder}: it was trained on {config.env.id}, and only a run of env=circuit knows circuits"
         )
-    if config.model.name in _OF_ONE_SIZE:
+    if config.model.name in _FIXED_SIZE_MODELS:
         raise ConfigError(
             f"run={folder}: its model {config.model.name} takes circuits of one size alone: use a run with model=gnn"
         )
@@ -371,36 +391,31 @@ def of_run(folder: str, which: str, rules: str | None) -> OfRun:
         raise ConfigError(
             f"rules={rules}: its rules are not those that run={folder} was trained by: leave rules= out, for the run's"
         )
-    keywords = {key: value for key, value in config.env.kwargs.items() if key not in _OF_THE_RUN_ALONE}
-    keywords["episode"] = {
-        **(keywords.get("episode") or {}),
-        "mask": True,
-    }  # what never matches is no way to anything
-    return OfRun(config, checkpoint.chosen(which, run_dir), keywords)
+    keywords = {key: value for key, value in config.env.kwargs.items() if key not in _OWN_KEYWORDS}
+    # A rule that does not match leads nowhere: search with the mask, even if the run trained without it.
+    keywords["episode"] = {**(keywords.get("episode") or {}), "mask": True}
+    return RunPolicy(config, checkpoint.chosen(which, run_dir), keywords)
 
 
-# -- Files that say by which rewrites a circuit was found, so that anyone can repeat and check it --------------------
-# `optimise` writes them, and runs do, best/<circuit>.json.
+# -- Files of rewrites, by which anyone can repeat a search's result and check it ------------------------------------
+# `optimise` writes them by rewrites=, and runs write best/<circuit>.json.
 
 
-STARTS = ("merge", "given")
+STARTS = ("merge", "given")  # the rewrites start from the circuit with merged rotations, or as given
 
 
 class Rewrites(NamedTuple):
-    """What a file holds: (node, rule) of every rewrite, and the start from which they lead.
-
-    original and rules are those it was found by, None where the file does not say.
-    """
+    """The content of a file of rewrites."""
 
     path: Path
-    start: str
-    rewrites: tuple[tuple[int, int], ...]
-    original: Circuit | None
-    rules: str | None
+    start: str  # one of STARTS
+    rewrites: tuple[tuple[int, int], ...]  # (node, rule) of each
+    original: Circuit | None  # None if the file does not hold it
+    rules: str | None  # digest of the rules; None if the file does not hold it
 
 
 def read_rewrites(path: Path) -> Rewrites:
-    """Return what a file says. Raises ConfigError where it is none."""
+    """Read a file of rewrites. Raises ConfigError."""
     try:
         held = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:
@@ -422,16 +437,16 @@ def read_rewrites(path: Path) -> Rewrites:
 
 
 def repeated(held: Rewrites, original: Circuit, rewriter: Rewriter) -> Circuit:
-    """Return what the rewrites make of the original. Raises ConfigError where they are of another, or other rules."""
+    """Return the circuit after these rewrites. Raises ConfigError for another original or other rules."""
     if held.original is not None and held.original.canonical() != original.canonical():
         raise ConfigError(
-            f"rewrites={held.path}: they begin from another circuit, of {len(held.original)} gates, which the file "
-            f"holds as `original`; this one has {len(original)}"
+            f"rewrites={held.path}: they start from another circuit: the file's `original` has {len(held.original)} "
+            f"gates, this one has {len(original)}"
         )
     if held.rules is not None and held.rules != rules_digest(rewriter):
         raise ConfigError(
-            f"rewrites={held.path}: they were found by other rules than these {len(rewriter.rules)}: name the file of "
-            "those by rules="
+            f"rewrites={held.path}: they were found with other rules than these {len(rewriter.rules)}: name the file "
+            "of the right ones by rules="
         )
     try:
         return replayed(rewriter, started(original, held.start), held.rewrites)
@@ -440,5 +455,5 @@ def repeated(held: Rewrites, original: Circuit, rewriter: Rewriter) -> Circuit:
 
 
 def started(original: Circuit, start: str) -> Circuit:
-    """Return the circuit that rewriting begins from."""
+    """Return the circuit that rewriting starts from."""
     return merged(original) if start == "merge" else original

@@ -11,7 +11,7 @@ from ddppo.scaling import BatchShape
 
 @dataclass(slots=True)
 class GnnSettings(ModelSettings):
-    """A graph network over circuits."""
+    """A graph network over circuits (Quarl: Li et al. 2023, arXiv:2307.10120)."""
 
     name: str = setting("gnn", "this model's")
     graph_conv: str = setting(
@@ -21,7 +21,10 @@ class GnnSettings(ModelSettings):
         choices=("qgnn", "gin", "attention"),
     )
     graph_layers: int = setting(
-        4, "number of convolutions; a gate is informed by gates up to this far away", low=1, high=64
+        4,
+        "number of convolutions; a gate receives information from gates up to this far away",
+        low=1,
+        high=64,
     )
     graph_width: int = setting(
         128, "units of each convolution and of the critic; the actor has twice as many", low=4
@@ -50,6 +53,6 @@ class GnnSettings(ModelSettings):
     def check_run(self, config: Config, shape: BatchShape) -> None:
         if config.ppo.normalize_obs:
             raise ConfigError(
-                "ppo.normalize_obs=true with model.name=gnn: what it observes are numbers of gates and rules, which "
-                "name things: use ppo.normalize_obs=false"
+                "ppo.normalize_obs=true with model.name=gnn: its observations are indices of gates and rules, which "
+                "must not be scaled: use ppo.normalize_obs=false"
             )

@@ -14,7 +14,7 @@ from ddppo.domains.circuits.quantum.qasm_reader import parse, read
 from ddppo.domains.circuits.task import CircuitEnv, replayed
 from ddppo.domains.circuits.task import journal as journal_module
 from ddppo.domains.circuits.task.journal import CircuitJournal, labels
-from ddppo.domains.circuits.task.lineage import OfStart, PublishedCircuits, read_all, written
+from ddppo.domains.circuits.task.lineage import EnvMessage, StartMessage, decode_messages, encode_message
 from ddppo.domains.circuits.task.settings import packed, unpacked
 from ddppo.errors import RunFolderError, TrainingError
 from tests.domains.circuits.circuit_play import Together, qasm
@@ -113,15 +113,15 @@ def test_a_journal_goes_on_from_its_folder_and_tells_environments_that_begin_ane
 def test_a_best_that_is_no_equal_of_its_original_ends_the_run(tmp_path):
     journal, run = journal_of(tmp_path), Together(1, **BOTH)
     run.play(400)
-    (news,) = read_all((run.envs[0].publish(),))
-    told = news.of_starts[0].circuits[0]
+    (news,) = decode_messages((run.envs[0].publish(),))
+    told = news.starts[0].circuits[0]
     shorter = Circuit.from_gates(5, unpacked(5, told.packed).gates()[:-1])
     false = told._replace(cost=told.cost - 1, packed=packed(shorter))
-    of_starts = (OfStart((false,), 20, (1, 1, 1)), news.of_starts[1])
+    starts = (StartMessage((false,), 20, (1, 1, 1)), news.starts[1])
     with pytest.raises(
         TrainingError, match=r"a best circuit that cannot be repeated: tof_3: its .* another circuit"
     ):
-        journal.note([written(PublishedCircuits(of_starts, None))], 1, 1.0)
+        journal.note([encode_message(EnvMessage(starts, None))], 1, 1.0)
     assert list((tmp_path / "best").iterdir()) == []
 
 
@@ -189,7 +189,7 @@ def test_the_file_of_another_circuit_or_a_damaged_one_is_not_overwritten(tmp_pat
     found = json.loads(whole)
     for text, sentence in (
         (whole[:-9], "cannot be read"),
-        (json.dumps({**found, "rules": "0"}), "is of another circuit or other rules than this run's"),
+        (json.dumps({**found, "rules": "0"}), "belongs to another circuit or other rules than this run"),
         (json.dumps({**found, "original": found["smaller"]}), "is of another circuit or other rules"),
         (
             json.dumps({**found, "rewrites": found["rewrites"][:-1]}),

@@ -8,7 +8,7 @@ from ddppo.domains.circuits.quantum.rewriting import digest
 from ddppo.domains.circuits.task import CircuitEnv, confirmed, replayed
 from ddppo.domains.circuits.task.board import ROUND, LengthCap
 from ddppo.domains.circuits.task.buffer import GraphBuffer
-from ddppo.domains.circuits.task.lineage import read_all
+from ddppo.domains.circuits.task.lineage import decode_messages
 from ddppo.domains.circuits.task.settings import BufferSettings, EpisodeSettings, unpacked_rewrites
 from ddppo.errors import EnvStateError
 from tests.domains.circuits.circuit_play import Together, at_random, choices_of
@@ -21,7 +21,7 @@ NOP = 0
 
 def told(news):
     """Return every circuit that was told of."""
-    return [told for each in read_all(tuple(news)) for of in each.of_starts for told in of.circuits]
+    return [told for each in decode_messages(tuple(news)) for of in each.starts for told in of.circuits]
 
 
 def state_of(env):
@@ -63,22 +63,22 @@ def test_all_that_is_kept_after_many_exchanges_can_be_repeated_from_the_original
 
 def test_told_circuits_are_the_least_costly_new_ones_and_the_best():
     buffer = filled(buffer_of(share=3), {12: 2, 15: 3, 10: 1})
-    first = buffer.told()
+    first = buffer.publish()
     assert [each.cost for each in first] == [10, 12, 12]
     assert all(each.is_start for each in first)
-    assert buffer.told() == ()
+    assert buffer.publish() == ()
     filled(buffer, {15: 4, 12: 2})  # one of them is new
-    assert [each.cost for each in buffer.told()] == [15]
+    assert [each.cost for each in buffer.publish()] == [15]
     alone = filled(buffer_of(draw="original"), {12: 2, 10: 1})
-    assert [(each.cost, each.is_start) for each in alone.told()] == [(10, False)]
+    assert [(each.cost, each.is_start) for each in alone.publish()] == [(10, False)]
 
 
 def test_a_best_whose_episode_ended_there_is_told_of_but_starts_no_episodes():
     one, other = buffer_of(), buffer_of()
     step = one.lineage.add(-1, 0, 0)
     one.note(circuit_of(9), 9.0, step)
-    for each in one.told():
-        other.take(each)
+    for each in one.publish():
+        other.receive(each)
     assert (other.best_cost, other.num_circuits) == (9, 1)
 
 
@@ -96,11 +96,11 @@ def test_environments_that_share_nothing_tell_the_best_alone(buffer, num_told):
 
 def test_what_is_told_is_taken_by_the_rules_of_what_was_found():
     teller, taker = filled(buffer_of(share=9), {20: 2, 12: 3}), buffer_of(level_size=2)
-    every = teller.told()
+    every = teller.publish()
     for each in (*every, *every, *(each._replace(cost=21.0, digest=b"dear") for each in every)):
-        taker.take(each)
+        taker.receive(each)
     assert (taker.num_circuits, taker.num_levels) == (4, 2)  # two of 12, and of 20 the original and one
-    assert taker.told() == ()  # all know it
+    assert taker.publish() == ()  # all know it
 
 
 def test_a_graft_begins_at_the_nearest_circuit_that_both_know():
@@ -110,9 +110,9 @@ def test_a_graft_begins_at_the_nearest_circuit_that_both_know():
         step = one.lineage.add(step, number, 7)
         one.add(circuit_of(19, 2 + number), 19.0, step)
         if number % 10 == 9:
-            for each in one.told():
-                one.take(each)
-                other.take(each)
+            for each in one.publish():
+                one.receive(each)
+                other.receive(each)
                 assert len(unpacked_rewrites(each.rewrites)) == number - 8
             sizes.append(other.nbytes)
     growth = np.diff(sizes)
@@ -124,8 +124,8 @@ def test_a_graft_begins_at_the_nearest_circuit_that_both_know():
 def test_what_was_forgotten_can_be_told_of_again_and_nothing_of_it_stays_behind():
     teller = filled(buffer_of(share=50), {12: 5, 15: 5})
     taker = GraphBuffer(teller.start, BufferSettings(), 1e9)
-    for each in teller.told():
-        taker.take(each)
+    for each in teller.publish():
+        taker.receive(each)
     for cost in (12, 15):
         while taker._drop_oldest(float(cost)):
             if cost not in taker._levels:
@@ -158,7 +158,7 @@ def test_what_follows_does_not_depend_on_who_handed_the_news_over():
         again = [env.publish() for env in other.envs]
         assert again == said
         for env in reversed(other.envs):  # in another order, by bytes that came over a wire
-            read_all.cache_clear()
+            decode_messages.cache_clear()
             env.receive([bytes(bytearray(news)) for news in again])
     assert list(map(state_of, one.envs)) == list(map(state_of, other.envs))
 
@@ -185,7 +185,7 @@ def test_before_its_first_reset_an_environment_says_nothing_and_can_be_told_noth
     assert env.publish() == b""
     with pytest.raises(EnvStateError, match=r"before its first reset: call reset\(\) first"):
         env.receive([])
-    assert read_all((b"", b"")) == ()
+    assert decode_messages((b"", b"")) == ()
 
 
 # -- length caps ------------------------------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ def test_the_length_cap_is_the_largest_of_all_environments():
     caps = caps_of(3)
     end_round(caps[1], 20)
     for cap in caps:
-        cap.hear([each.own for each in caps])
+        cap.receive([each.own for each in caps])
     assert [cap.cap for cap in caps] == [30, 30, 30]
     end_round(caps[0], 30)
     assert [cap.cap for cap in caps] == [45, 30, 30]
@@ -216,10 +216,10 @@ def test_the_length_cap_shrinks_when_the_last_environment_needs_no_more():
         end_round(cap, 20)
     for shrinking, expected in ((0, 30), (1, 20)):
         for cap in caps:
-            cap.hear([each.own for each in caps])
+            cap.receive([each.own for each in caps])
         end_round(caps[shrinking], 3)
         for cap in caps:
-            cap.hear([each.own for each in caps])
+            cap.receive([each.own for each in caps])
         assert [cap.cap for cap in caps] == [expected] * 2
 
 
@@ -238,7 +238,7 @@ def test_environments_agree_on_the_length_cap_by_their_news():
 def test_counts_are_of_what_happened_since_the_last_call():
     run = Together(1, choose=at_random)
     run.play(300)
-    (first,) = read_all((run.envs[0].publish(),))
+    (first,) = decode_messages((run.envs[0].publish(),))
     totals, rules = first.counts["totals"], first.counts["rules"]
     assert totals["steps"] == 300
     assert totals["rewrites"] == totals["lowered"] + totals["kept"] + totals["raised"]
@@ -248,7 +248,7 @@ def test_counts_are_of_what_happened_since_the_last_call():
     assert all(offered >= applied for _, offered, applied, _ in rules)
     assert sum(offered for _, offered, _, _ in rules) > 1.5 * totals["steps"]
     assert 300 - totals["rewrites"] == totals["nothing_changed"]
-    (second,) = read_all((run.envs[0].publish(),))
+    (second,) = decode_messages((run.envs[0].publish(),))
     assert set(second.counts["totals"].values()) == {0}
     assert second.counts["rules"] == []
 
@@ -259,7 +259,7 @@ def test_a_rule_that_is_offered_matches_at_the_node_of_the_choice():
     pairs = choices_of(obs).tolist()
     node, rule = pairs[-1]
     _, reward, *_ = env.step(len(pairs) - 1)
-    (news,) = read_all((env.publish(),))
+    (news,) = decode_messages((env.publish(),))
     assert news.counts["rules"] == [
         [each, 1, int(each == rule), reward if each == rule else 0.0] for at, each in pairs if at == node
     ]
@@ -289,5 +289,5 @@ def test_without_a_mask_every_node_offers_all_that_does_not_match_which_costs_1_
     assert [node for node, rule in more if rule == none] == list(range(45))
     assert more == sorted(more)
     assert env.step(more.index([17, none]))[1:4] == (-1.0, True, False)
-    (news,) = read_all((env.publish(),))
+    (news,) = decode_messages((env.publish(),))
     assert news.counts["totals"]["not_a_choice"] == 1

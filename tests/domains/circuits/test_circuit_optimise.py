@@ -23,7 +23,7 @@ from ddppo.domains.circuits.optimise import (
     Walk,
     WalkProgress,
     Workers,
-    of_run,
+    policy_of_run,
     policy_walk,
     random_walk,
     search,
@@ -209,8 +209,8 @@ def test_a_worker_that_is_killed_is_told_of_and_the_others_go_on(capfd):
     with Workers([lambda: Counting(b"a"), lambda: Counting(b"b", 20)]) as workers:
         assert [progress.cost for progress in workers.go(10, FOREVER).values()] == [0, 0]
         assert {number: progress.cost for number, progress in workers.go(10, FOREVER).items()} == {0: 2}
-        assert "worker 1 ended (exit code -9): going on without it" in capfd.readouterr().err
-        assert workers.go(10, FOREVER)[0].news == [b"a"]
+        assert "worker 1 ended (exit code -9): continuing without it" in capfd.readouterr().err
+        assert workers.go(10, FOREVER)[0].messages == [b"a"]
 
 
 def test_what_a_worker_raises_is_raised_and_losing_all_of_them_is_an_error():
@@ -296,7 +296,7 @@ def test_walks_tell_each_other_what_they_found():
     found = finder.go([], 2000, FOREVER)
     assert found.cost < 50
     assert listener.go([], 10, FOREVER).cost > found.cost
-    heard = listener.go(found.news, 0, FOREVER)
+    heard = listener.go(found.messages, 0, FOREVER)
     assert heard.cost == found.cost
 
 
@@ -333,8 +333,8 @@ def test_no_step_is_taken_after_the_time_is_over():
         ("replay tof_3 {folder}/none.json", "not a file of rewrites .KeyError"),
         ("replay tof_3 {folder}/start.json", "its start=end is none of merge, given"),
         ("replay tof_3 {folder}/wrong.json", "rewrites=.*: rewrite 1: rule 0 does not match at node 44"),
-        ("replay tof_3 {folder}/other.json", "they begin from another circuit, of 58 gates"),
-        ("replay tof_3 {folder}/rules.json", "they were found by other rules than these"),
+        ("replay tof_3 {folder}/other.json", "they start from another circuit: the file's `original` has 58 gates"),
+        ("replay tof_3 {folder}/rules.json", "they were found with other rules than these"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_sentence_and_leaves_nothing(tmp_path, line, said):
@@ -370,7 +370,7 @@ def run_folder(tmp_path_factory):
 
 def test_a_run_s_policy_rewrites_a_circuit_of_another_size_and_never_does_nothing(run_folder, monkeypatch):
     monkeypatch.setattr("torch.set_num_threads", lambda _: None)  # of this process, which tests others too
-    found = of_run(str(run_folder), "last", None)
+    found = policy_of_run(str(run_folder), "last", None)
     env = {**found.keywords, "circuit": "barenco_tof_3"}
 
     def walked():
@@ -396,7 +396,7 @@ def test_a_checkpoint_of_other_rules_is_refused_in_the_words_of_its_run(run_fold
     monkeypatch.setattr("torch.set_num_threads", lambda _: None)
     few = tmp_path / "few.rules"
     run(["rules", f"out={few}", "spaces=1:3:h+x", "steps=1"])
-    found = of_run(str(run_folder), "last", None)
+    found = policy_of_run(str(run_folder), "last", None)
     env = {**found.keywords, "circuit": "tof_3", "rules": str(few)}
     with pytest.raises(
         ConfigError, match="checkpoint of iteration 1 does not fit ddppo/Circuit-v0 and model"

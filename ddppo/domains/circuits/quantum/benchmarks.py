@@ -1,4 +1,4 @@
-"""Circuits by name: the benchmarks of the literature, made here, and files of OpenQASM 2."""
+"""Circuits by name: the benchmarks of the literature, built here, and files of OpenQASM 2."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -8,10 +8,11 @@ from ddppo.domains.circuits.quantum.circuit import CX, RZ, TURN, Circuit, Gate, 
 from ddppo.domains.circuits.quantum.qasm_reader import QasmProgram, read
 from ddppo.errors import ConfigError, near
 
-# -- The arithmetic circuits that optimisers are compared on, by their constructions, in h, x, cx and rz -------------
-# A Toffoli gate is H CCZ H, and a CCZ or its inverse, which is the same unitary, 13 gates; `signs` says which one each
-# is, because rotations of a pair cancel where the signs are opposite and only add up where they are equal. The signs
-# here are those with which merging removes most; sums of gates before do not depend on them.
+# -- The arithmetic circuits on which optimisers are compared, by their published constructions ----------------------
+# A Toffoli gate is H CCZ H. A CCZ has 13 gates; its inverse is the same unitary with all angles negated. `signs`
+# chooses one of both for each CCZ: rotations of two CCZ cancel if the signs are opposite, and only add up if they are
+# equal. The signs below are those with which merging rotations removes the most gates; gate counts do not depend on
+# them.
 
 
 Triple = tuple[int, int, int]
@@ -19,9 +20,10 @@ _GF_SIGNS = (1, -1, 1, -1, -1, -1, -1, -1, 1, 1, 1, 1, 1, -1, 1, -1)
 
 
 def ccz(wires: Triple, sign: int = 1) -> list[Gate]:
-    """Return 13 gates, 6 cx and 7 rz(+-pi/4): diag(1, ..., 1, -1), by
+    """Return diag(1, ..., 1, -1) as 13 gates, 6 cx and 7 rz(+-pi/4).
 
-    4 abc = a + b + c - (a+b) - (b+c) - (a+c) + (a+b+c), sums in brackets modulo 2; sign: of every angle.
+    4 abc = a + b + c - (a+b) - (b+c) - (a+c) + (a+b+c), where sums in brackets are modulo 2. `sign` multiplies all
+    angles.
     """
     a, b, c = wires
     eighth = sign * TURN // 8
@@ -91,8 +93,8 @@ def mod5_4(signs: Sequence[int] = (1, -1, 1, -1)) -> Circuit:
 def vbe_adder_3(signs: Sequence[int] = (1,) * 6 + (-1,) * 4) -> Circuit:
     """b += a for numbers of 3 bits, the carry out into a tenth qubit: 150 gates, 70 cx.
 
-    Vedral, Barenco, Ekert, arXiv:quant-ph/9511018, figure 2. Wires: carries c_i, then a_i and b_i, at 3 i, 3 i + 1,
-    3 i + 2; c_3 is 9. Of the last carry and sum two equal cx that follow one another are left out.
+    Vedral, Barenco, Ekert, arXiv:quant-ph/9511018, figure 2. Wires: c_i, a_i and b_i are at 3 i, 3 i + 1 and 3 i + 2;
+    c_3 is 9. Two equal cx that follow one another, at the end of the last carry and in the last sum, are left out.
     """
     left = iter(signs)
 
@@ -104,17 +106,18 @@ def vbe_adder_3(signs: Sequence[int] = (1,) * 6 + (-1,) * 4) -> Circuit:
         c, a, b, out = 3 * i, 3 * i + 1, 3 * i + 2, 3 * i + 3
         return [*h(out), *ccz((c, b, out), next(left)), *cx((a, b)), *ccz((a, b, out), next(left)), *h(out)]
 
-    gates = [*carry(0), *carry(1), *carry(2), *cx((6, 8))]  # of the last sum; its other cx is carry(2)'s
+    # The sum of bit 2 is one cx: its other cx cancels with the cx of carry(2).
+    gates = [*carry(0), *carry(1), *carry(2), *cx((6, 8))]
     for i in (1, 0):
         gates += [*carry_back(i), *cx((3 * i + 1, 3 * i + 2), (3 * i, 3 * i + 2))]
     return Circuit.from_gates(10, gates)
 
 
 def gf2_4_mult(signs: Sequence[int] = _GF_SIGNS) -> Circuit:
-    """c = a b in the field GF(2^4) of x^4 + x + 1: 225 gates, 99 cx; a_i, b_i, c_i on wires i, 4 + i, 8 + i; c is 0.
+    """c = a b in the field GF(2^4) with x^4 + x + 1: 225 gates, 99 cx; a_i, b_i, c_i on wires i, 4 + i, 8 + i; c is 0.
 
-    Mastrovito's product, as in Maslov et al., arXiv:0710.1093: first the coefficients of x^4, x^5 and x^6, which
-    x^4 = x + 1 spreads by three cx, then those of 1 to x^3. All are ccz on c_i between two h.
+    Mastrovito's product, as in Maslov et al., arXiv:0710.1093. First come the coefficients of x^4, x^5 and x^6, which
+    three cx spread by x^4 = x + 1, then the coefficients of 1 to x^3. Each is a product of ccz on c_i between two h.
     """
     left = iter(signs)
 
@@ -150,13 +153,13 @@ def benchmark(name: str) -> Circuit:
     return BENCHMARKS[name]()
 
 
-# -- A circuit by what a user calls it: the path of an OpenQASM 2 file, or the name of a benchmark -------------------
+# -- A circuit by a user's word: the path of an OpenQASM 2 file, or the name of a benchmark --------------------------
 
 
 def program(source: str) -> QasmProgram:
-    """Return the circuit, with its qubits' names. A file that exists comes before a benchmark of its name.
+    """Return the circuit and the names of its qubits. A file takes precedence over a benchmark of the same name.
 
-    Raises ConfigError for what is neither, and for a file that is no such circuit.
+    Raises ConfigError if the word names neither, or the file cannot be read as a circuit.
     """
     if source in BENCHMARKS and not Path(source).exists():
         circuit = benchmark(source)
@@ -170,7 +173,7 @@ def program(source: str) -> QasmProgram:
 
 
 def noted(source: str) -> QasmProgram:
-    """Do the same, and say on stderr what of the file the circuit does not hold."""
+    """Return `program(source)`, and print on stderr which statements of the file are not in the circuit."""
     found = program(source)
     for remark in found.remarks:
         print(f"note: {remark}", file=sys.stderr)

@@ -1,4 +1,8 @@
-"""Quantum circuits of the gates h, x, cx and rz; angles as whole parts of a turn; what a circuit costs."""
+"""Quantum circuits of the gates h, x, cx and rz.
+
+In this order: angles in fixed point, `Circuit` with its DAG and its canonical order, and the costs that rewriting
+lowers.
+"""
 
 import hashlib
 import importlib
@@ -16,26 +20,27 @@ from numpy.typing import NDArray
 
 from ddppo.errors import ConfigError, in_one_line, near
 
-# -- Angles of rotations in fixed point: whole numbers modulo TURN, one turn of 2 pi being 2^48, a unit 2.2e-14 radians
-# Sums are exact and wrap. Multiples of pi / 2^47 are held exactly; others, such as pi / 3, to half a unit.
+# -- Angles of rotations in fixed point ------------------------------------------------------------------------------
+# An angle is an integer modulo TURN = 2^48, which is one turn of 2 pi; a unit is 2.2e-14 radians. Sums are exact and
+# wrap around. Multiples of pi / 2^47 are exact; other angles, such as pi / 3, are rounded to half a unit.
 
 
 TURN = 1 << 48
 PI = TURN // 2
-DIGITS = 60  # of the arithmetic of expressions: 10^6 pi keeps its phase, which a float would lose
+DIGITS = 60  # decimal digits of expressions: 10^6 pi keeps its phase, which a float would lose
 DECIMAL_PI = Decimal(
     "3.14159265358979323846264338327950288419716939937510582097494459230781640628620899862803482534"
 )
 _LARGEST_DENOMINATOR = 256
-_SHOWN_WITHIN = 1e-9  # of a turn
+_SHOWN_WITHIN = 1e-9  # turns: pictures show the nearest fraction of pi if it is this close
 
 
 class NoAngle(ValueError):
-    """A number or an expression that is no angle: not finite, too large, or without a value."""
+    """A number or an expression that is not finite, too large, or has no value."""
 
 
 def of_radians(radians: float | Decimal) -> int:
-    """Return round(radians 2^48 / (2 pi)) mod 2^48. Raises NoAngle for what is not finite, or beyond 10^50."""
+    """Return round(radians 2^48 / (2 pi)) mod 2^48. Raises NoAngle for numbers that are not finite or above 10^50."""
     with localcontext() as context:
         context.prec = DIGITS + 20
         try:
@@ -62,7 +67,9 @@ def radians(angle: int) -> float:
 
 
 def written(angle: int) -> str:
-    """Return text that reads as exactly this angle: a fraction of pi, its denominator at most 256, else a decimal."""
+    """Return text that is read back as exactly this angle: a fraction of pi with a denominator up to 256, or a
+    decimal.
+    """
     part = _fraction(angle)
     if of_fraction(part.numerator, part.denominator) == angle % TURN:
         return _of_pi(part, "pi", "*")
@@ -71,7 +78,7 @@ def written(angle: int) -> str:
 
 
 def shown(angle: int) -> str:
-    """Return short text for pictures: a fraction of pi that fits to 1e-9 of a turn, such as -3π/4, else 4 digits."""
+    """Return short text for pictures: a fraction of pi such as -3π/4 if one is within 1e-9 turns, else 4 digits."""
     part = _fraction(angle)
     if abs(Fraction(signed(angle), TURN) - part / 2) <= _SHOWN_WITHIN:
         return _of_pi(part, "π", "")
@@ -94,7 +101,7 @@ def _of_pi(part: Fraction, pi: str, times: str) -> str:
     )
 
 
-# -- A circuit: gates on the wires of qubits, which are the nodes of a DAG with an edge wherever a wire joins two
+# -- A circuit: gates on wires. Gates are the nodes of a DAG, with an edge wherever a wire joins two gates. ----------
 
 
 KINDS = ("h", "x", "cx", "rz")
@@ -103,43 +110,38 @@ MOST_QUBITS = 2**15 - 1  # wires are int16
 
 
 class Gate(NamedTuple):
-    """One gate: its kind (H, X, CX or RZ), its wires (of CX control and target), the angle of an RZ in units.
+    """One gate. An RZ is diag(1, e^{i angle}) up to a phase; the global phase of a circuit is never kept."""
 
-    RZ is diag(1, e^{i angle}) up to phase; phases of a whole circuit are never kept.
-    """
-
-    kind: int
-    wires: tuple[int, ...]
-    angle: int = 0
+    kind: int  # H, X, CX or RZ
+    wires: tuple[int, ...]  # one, or control and target of a CX
+    angle: int = 0  # of an RZ, in units
 
 
 class Links(NamedTuple):
-    """What each port of each gate is joined to; -1 where the wire begins or ends, or the gate has no such port.
+    """The edges of the DAG. Port p of gate i is where wire wires[i, p] passes through the gate.
 
-    Port p of gate i is where wires[i, p] passes. previous and next [N, 2] int32 are gates; previous_port and
-    next_port [N, 2] int8 the ports there; first and last [num_qubits] int32 the gates at a wire's ends.
+    -1 stands for no gate: the wire begins or ends there, or the gate has no such port.
     """
 
-    previous: NDArray[np.int32]
-    previous_port: NDArray[np.int8]
-    next: NDArray[np.int32]
-    next_port: NDArray[np.int8]
-    first: NDArray[np.int32]
-    last: NDArray[np.int32]
+    previous: NDArray[np.int32]  # [N, 2] the gate before each port
+    previous_port: NDArray[np.int8]  # [N, 2] its port
+    next: NDArray[np.int32]  # [N, 2] the gate after each port
+    next_port: NDArray[np.int8]  # [N, 2] its port
+    first: NDArray[np.int32]  # [num_qubits] the first gate on each wire
+    last: NDArray[np.int32]  # [num_qubits] the last gate on each wire
 
 
 @dataclass(frozen=True, eq=False)
 class Circuit:
-    """Gates in an order in which they may be applied; equal to any that differs by swaps of gates on disjoint wires.
+    """A sequence of N gates. Circuits that differ by swaps of gates on disjoint wires are equal.
 
-    kinds [N] uint8; wires [N, 2] int16, the second -1 for gates of one qubit; angles [N] int64 in [0, 2^48), 0 where
-    there is none; copies of what is given, read-only.
+    The arrays are read-only copies of the arguments.
     """
 
     num_qubits: int
-    kinds: NDArray[np.uint8]
-    wires: NDArray[np.int16]
-    angles: NDArray[np.int64]
+    kinds: NDArray[np.uint8]  # [N]
+    wires: NDArray[np.int16]  # [N, 2], the second is -1 for gates of one qubit
+    angles: NDArray[np.int64]  # [N] in [0, 2^48), 0 for gates other than rz
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_qubits <= MOST_QUBITS:
@@ -150,7 +152,7 @@ class Circuit:
 
     @classmethod
     def from_gates(cls, num_qubits: int, gates: Iterable[Gate]) -> "Circuit":
-        """Return the circuit of these gates, applied from the first to the last."""
+        """Return the circuit that applies these gates from the first to the last."""
         gates = list(gates)
         for gate in gates:
             if not 1 <= len(gate.wires) <= 2:
@@ -174,7 +176,7 @@ class Circuit:
 
     @cached_property
     def levels(self) -> NDArray[np.int32]:
-        """For each gate, how many gates are on the longest path that ends before it: 0 for those that come first."""
+        """For each gate, the number of gates on the longest path that ends before it; 0 for the first gates."""
         free_at = [0] * self.num_qubits
         levels = np.empty(len(self), np.int32)
         for i, (a, b) in enumerate(self.wires.tolist()):
@@ -188,19 +190,21 @@ class Circuit:
 
     @cached_property
     def depth(self) -> int:
-        """Gates on the longest path."""
+        """The number of gates on the longest path."""
         return int(self.levels.max(initial=-1)) + 1
 
-    def remember(self, depth: int, digest: bytes) -> None:
-        """Keep both, which C++ has computed."""
+    def set_computed(self, depth: int, digest: bytes) -> None:
+        """Store the depth and digest that C++ has computed, so that they are not computed again."""
         self.__dict__.update(depth=depth, _digest=digest)
 
     @cached_property
     def links(self) -> Links:
         """The edges of the DAG."""
+        # List all (gate, port) wire by wire, each wire from its first gate to its last. Neighbours in this list that
+        # have the same wire are joined by an edge.
         gate, port = np.nonzero(self.wires >= 0)
         wire = self.wires[gate, port]
-        along = np.argsort(wire, kind="stable")  # wire by wire, each from its first gate to its last
+        along = np.argsort(wire, kind="stable")
         gate, port, wire = gate[along], port[along], wire[along]
         joined = wire[1:] == wire[:-1]
         before, after = np.flatnonzero(joined), np.flatnonzero(joined) + 1
@@ -220,26 +224,26 @@ class Circuit:
         return links
 
     def canonical(self) -> "Circuit":
-        """Return the same circuit in the one order by (level, first wire): gates of a level share no wire."""
+        """Return the circuit sorted by (level, first wire). The order is unique: gates of a level share no wire."""
         order = np.lexsort((self.wires[:, 0], self.levels))
         return Circuit(self.num_qubits, self.kinds[order], self.wires[order], self.angles[order])
 
     def digest(self) -> bytes:
-        """Return 16 bytes that tell this circuit from others; the order of gates on disjoint wires does not matter.
+        """Return a hash of 16 bytes, equal for circuits that differ by swaps of gates on disjoint wires.
 
-        BLAKE2b of num_qubits as uint32, then kinds (uint8), wires (int16, row by row) and angles (int64) of the
-        canonical order, all little-endian. Two different circuits share one with a chance of 2^-128.
+        BLAKE2b of num_qubits as uint32, then kinds (uint8), wires (int16, row by row) and angles (int64) in canonical
+        order, all little-endian. Two different circuits share a hash with probability 2^-128.
         """
         return self._digest
 
     @cached_property
     def _digest(self) -> bytes:
         ordered = self.canonical()
-        said = hashlib.blake2b(struct.pack("<I", self.num_qubits), digest_size=16)
-        said.update(ordered.kinds.tobytes())
-        said.update(ordered.wires.astype("<i2").tobytes())
-        said.update(ordered.angles.astype("<i8").tobytes())
-        return said.digest()
+        found = hashlib.blake2b(struct.pack("<I", self.num_qubits), digest_size=16)
+        found.update(ordered.kinds.tobytes())
+        found.update(ordered.wires.astype("<i2").tobytes())
+        found.update(ordered.angles.astype("<i8").tobytes())
+        return found.digest()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Circuit) and self.digest() == other.digest()
@@ -249,7 +253,7 @@ class Circuit:
 
 
 def _checked(circuit: Circuit) -> dict[str, NDArray[Any]]:
-    """Return the three arrays in their types. Raises ConfigError that names the first gate that breaks a rule."""
+    """Return the three arrays in their types. Raises ConfigError that names the first invalid gate and the rule."""
     given: tuple[NDArray[Any], ...] = (circuit.kinds, circuit.wires, circuit.angles)
     kinds, wires, angles = (np.asarray(values) for values in given)
     if kinds.ndim != 1 or wires.shape != (len(kinds), 2) or angles.shape != kinds.shape:
@@ -259,6 +263,7 @@ def _checked(circuit: Circuit) -> dict[str, NDArray[Any]]:
         )
     first, second = wires[:, 0], wires[:, 1]
     two = kinds == CX
+    # Each rule, with the gates that break it.
     rules = {
         f"its kind is none of 0 to 3 ({', '.join(KINDS)})": (kinds < 0) | (kinds >= len(KINDS)),
         f"its wires are not among 0 to {circuit.num_qubits - 1}": (first < 0)
@@ -281,19 +286,19 @@ def _checked(circuit: Circuit) -> dict[str, NDArray[Any]]:
     }
 
 
-# -- What is to become small: costs of a circuit, by name or by a user's import path ---------------------------------
+# -- Costs of a circuit, by name or by a user's import path ----------------------------------------------------------
 
 
 Cost = Callable[[Circuit], float]
 
 
 def gate_count(circuit: Circuit) -> float:
-    """Gates of all kinds."""
+    """The number of gates."""
     return len(circuit)
 
 
 def cx_count(circuit: Circuit) -> float:
-    """Gates of two qubits, the ones that fail most on hardware."""
+    """The number of gates on two qubits, which have the largest error rates on hardware."""
     return int(np.count_nonzero(circuit.kinds == CX))
 
 
@@ -303,19 +308,19 @@ def cx_weighted(circuit: Circuit) -> float:
 
 
 def depth(circuit: Circuit) -> float:
-    """Gates on the longest path."""
+    """The number of gates on the longest path."""
     return circuit.depth
 
 
 def counts(circuit: Circuit) -> str:
-    """Return in words how many gates of which kinds there are, on how many qubits, and the depth."""
+    """Return in words the numbers of gates by kind, of qubits, and the depth."""
     kinds = circuit.kinds.tolist()
     parts = ", ".join(f"{kinds.count(k)} {kind}" for k, kind in enumerate(KINDS))
     return f"{len(circuit)} gates ({parts}) on {circuit.num_qubits} qubits, depth {circuit.depth}"
 
 
 def measures(circuit: Circuit) -> dict[str, float]:
-    """Return the numbers that are shown of every circuit, under any cost: gates, cx and depth."""
+    """Return the numbers that are shown for every circuit, whatever the cost: gates, cx and depth."""
     return {"gates": len(circuit), "cx": cx_count(circuit), "depth": circuit.depth}
 
 

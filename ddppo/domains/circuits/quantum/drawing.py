@@ -1,4 +1,4 @@
-"""A circuit drawn: as text, as SVG, and as pixels where no SVG is shown."""
+"""Pictures of circuits: as text, as SVG, and as pixels for TensorBoard, which shows no SVG."""
 
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -13,22 +13,25 @@ if TYPE_CHECKING:
     from PIL.ImageDraw import ImageDraw
 
 
-# -- A circuit drawn as text and as SVG: a line for each qubit, time from left to right, folded where it gets too wide
+# -- Text and SVG: a line for each qubit, time from left to right. A picture that is too wide continues below. -------
 
 
-WIRE_GAP, BOX, _COLUMN_GAP = 40, 26, 12  # of the SVG, in pixels
-_LETTER = 7.4  # width of one
+WIRE_GAP, BOX, _COLUMN_GAP = 40, 26, 12  # pixels of the SVG
+_LETTER = 7.4  # width of a letter, in pixels
 
 
 class Column(NamedTuple):
-    """Gates that stand above one another, none in another's way; numbers: their places in the circuit."""
+    """Gates that are drawn above one another."""
 
     gates: list[Gate]
-    numbers: list[int]
+    numbers: list[int]  # their positions in the circuit
 
 
 def columns(circuit: Circuit) -> list[Column]:
-    """Return the columns of the picture: each gate as far left as the gates before it and lines across wires allow."""
+    """Return the columns of the picture, with each gate as far left as possible.
+
+    A cx takes all wires between its two, because its line crosses them.
+    """
     free_at = [0] * circuit.num_qubits
     found: list[Column] = []
     for number, gate in enumerate(circuit):
@@ -44,7 +47,7 @@ def columns(circuit: Circuit) -> list[Column]:
 
 
 def as_text(circuit: Circuit, names: Sequence[str] | None = None, width: int = 100) -> str:
-    """Return lines of box-drawing characters, none wider than `width` unless one gate is; (a) is rz(a)."""
+    """Return the picture in box-drawing characters; (a) is rz(a). Lines exceed `width` only if a single gate does."""
     names = wire_names(circuit, names)
     indent = max(map(len, names)) + 2
     drawn = [_drawn(column, circuit.num_qubits) for column in columns(circuit)]
@@ -62,7 +65,7 @@ def as_text(circuit: Circuit, names: Sequence[str] | None = None, width: int = 1
 
 
 def _drawn(column: Column, num_qubits: int) -> list[str]:
-    """Return the rows of a column, all of one width: wires at even places, what is between them at odd ones."""
+    """Return the rows of a column, all of one width: even rows are wires, odd rows are the gaps between them."""
     labels = {}
     crossed: set[int] = set()  # rows that the line of a cx passes
     for gate in column.gates:
@@ -84,26 +87,26 @@ def _drawn(column: Column, num_qubits: int) -> list[str]:
 
 
 class Placed(NamedTuple):
-    """A gate, its place in the circuit, and its middle and the highest wire of its line of the picture, in pixels."""
+    """A gate in a picture."""
 
-    number: int
+    number: int  # position in the circuit
     gate: Gate
-    x: float
-    top: int
+    x: float  # of its middle, in pixels
+    top: int  # y of the highest wire of its line of the picture, in pixels
 
 
 class Picture(NamedTuple):
-    """Where all is in a picture. lines: the highest wire of each and where it ends; wires begin at `left`."""
+    """The layout of a picture, in pixels."""
 
     width: int
     height: int
-    left: int
-    lines: list[tuple[int, float]]
+    left: int  # x at which wires begin
+    lines: list[tuple[int, float]]  # y of the highest wire of each line, and x at which its wires end
     gates: list[Placed]
 
 
 def picture(circuit: Circuit, names: Sequence[str], width: int) -> Picture:
-    """Lay out a picture of at most `width` pixels, unless one gate is wider."""
+    """Return the layout of a picture of at most `width` pixels, unless a single gate is wider."""
     drawn = columns(circuit)
     widths = [max(gate_width(gate) for gate in column.gates) + _COLUMN_GAP for column in drawn]
     left = 16 + round(_LETTER * max(map(len, names)))
@@ -121,7 +124,7 @@ def picture(circuit: Circuit, names: Sequence[str], width: int) -> Picture:
 
 
 def as_svg(circuit: Circuit, names: Sequence[str] | None = None, title: str = "", width: int = 1100) -> str:
-    """Return a picture of at most `width` pixels, unless one gate is wider; each gate says what it is to a pointer."""
+    """Return an SVG of at most `width` pixels, unless a single gate is wider. Each gate has a tooltip."""
     names = wire_names(circuit, names)
     total_width, total_height, left, lines, gates = picture(circuit, names, width)
     shapes = []
@@ -130,7 +133,7 @@ def as_svg(circuit: Circuit, names: Sequence[str] | None = None, title: str = ""
             y = top + WIRE_GAP * wire
             shapes.append(f'<text x="8" y="{y + 4}">{escape(name)}</text><path d="M{left} {y}H{end:g}"/>')
     for number, gate, x, top in gates:
-        shapes += _shapes(gate, f"gate {number}: {_said(gate, names)}", x, top)
+        shapes += _shapes(gate, f"gate {number}: {_described(gate, names)}", x, top)
     heading = title or f"{len(circuit)} gates on {circuit.num_qubits} qubits"
     return "\n".join(
         [
@@ -148,9 +151,9 @@ def as_svg(circuit: Circuit, names: Sequence[str] | None = None, title: str = ""
     )
 
 
-def _shapes(gate: Gate, said: str, x: float, top: int) -> Iterator[str]:
+def _shapes(gate: Gate, tooltip: str, x: float, top: int) -> Iterator[str]:
     y = top + WIRE_GAP * gate.wires[-1]
-    yield f"<g><title>{escape(said)}</title>"
+    yield f"<g><title>{escape(tooltip)}</title>"
     if gate.kind == CX:
         control = top + WIRE_GAP * gate.wires[0]
         yield f'<path class="l" d="M{x:g} {control}V{y}"/><circle class="c" cx="{x:g}" cy="{control}" r="4"/>'
@@ -170,7 +173,7 @@ def gate_width(gate: Gate) -> float:
     return BOX if gate.kind == CX else max(BOX, 8 + _LETTER * len(label(gate)))
 
 
-def _said(gate: Gate, names: Sequence[str]) -> str:
+def _described(gate: Gate, names: Sequence[str]) -> str:
     angle = f"({shown(gate.angle)})" if gate.kind == RZ else ""
     return f"{KINDS[gate.kind]}{angle} {', '.join(names[wire] for wire in gate.wires)}"
 
@@ -180,7 +183,7 @@ def wire_names(circuit: Circuit, names: Sequence[str] | None) -> Sequence[str]:
 
 
 def _folded(widths: Sequence[float], room: float) -> list[tuple[int, int]]:
-    """Return [first, last) of the columns of each line of the picture: as many as its room holds, at least one."""
+    """Return the columns [first, last) of each line of the picture: as many as fit, at least one."""
     blocks: list[tuple[int, int]] = []
     first, used = 0, 0.0
     for at, width in enumerate(widths):
@@ -191,19 +194,19 @@ def _folded(widths: Sequence[float], room: float) -> list[tuple[int, int]]:
     return [*blocks, (first, len(widths))]
 
 
-# -- A circuit drawn as pixels, where no SVG is shown: as `drawing` lays it out. Needs Pillow ------------------------
+# -- Pixels, with the layout of the SVG. Needs Pillow. ---------------------------------------------------------------
 
 
 _WHITE, _DARK, _WIRE = "#ffffff", "#222222", "#777777"
-_BLUE, _RED = ("#0072b2", "#f5f8fb"), ("#d55e00", "#fdf4ec")  # edge and inside of h and x, and of rz
-_LETTERS = 12  # their height in pixels
-_PI = 8  # its width
+_BLUE, _RED = ("#0072b2", "#f5f8fb"), ("#d55e00", "#fdf4ec")  # edge and inside: of h and x; of rz
+_LETTERS = 12  # height of letters, in pixels
+_PI = 8  # width of π, in pixels
 
 
 def as_pixels(
     circuit: Circuit, names: Sequence[str] | None = None, title: str = "", width: int = 1100
 ) -> np.ndarray:
-    """Return a picture [H, W, 3] uint8 of at most `width` pixels, unless one gate is wider."""
+    """Return a picture [H, W, 3] uint8 of at most `width` pixels, unless a single gate is wider."""
     from PIL import Image, ImageDraw, ImageFont
 
     names = wire_names(circuit, names)
@@ -239,9 +242,9 @@ def _draw_gate(draw: "ImageDraw", placed: Placed) -> None:
         _write(draw, label(gate), x, y)
 
 
-def _write(draw: "ImageDraw", said: str, x: float, y: float) -> None:
-    """Write text about (x, y). Pillow's own font has no π, which is drawn."""
-    parts = [(part, draw.textlength(part)) for part in said.partition("π") if part]
+def _write(draw: "ImageDraw", text: str, x: float, y: float) -> None:
+    """Write text centred at (x, y). The font of Pillow has no π, so that letter is drawn."""
+    parts = [(part, draw.textlength(part)) for part in text.partition("π") if part]
     at = x - sum(_PI if part == "π" else length for part, length in parts) / 2
     for part, length in parts:
         if part == "π":

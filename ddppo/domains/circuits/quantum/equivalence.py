@@ -1,4 +1,7 @@
-"""Whether two circuits are equal up to a phase, and the states that tell."""
+"""Whether two circuits are equal up to a phase (`verify`), and circuits applied to states.
+
+Up to 10 qubits the unitaries are compared; above, the images of random states.
+"""
 
 import math
 import os
@@ -11,26 +14,26 @@ from ddppo.domains.circuits.quantum.circuit import CX, RZ, TURN, Circuit, Gate, 
 from ddppo.domains.circuits.quantum.rewriting import differing_parts
 from ddppo.errors import ConfigError
 
-# -- A circuit applied to states, and random states to apply it to ---------------------------------------------------
-# x, cx and rz only permute basis states and turn their phases: both are gathered, phases in exact whole units, and
-# applied together when an h comes. Wire 0 is the first axis: basis state i has (i >> (n - 1 - w)) & 1 on wire w.
+# -- A circuit applied to states, and random states ------------------------------------------------------------------
+# x, cx and rz permute basis states and change their phases. Both are collected, phases in exact integer units, and
+# applied together at the next h. Wire 0 is the first axis: basis state i has bit (i >> (n - 1 - w)) & 1 on wire w.
 
 
 States = NDArray[np.complex128]  # [2^n, K], K states in columns
 
 
 def applied(circuit: Circuit, states: States) -> States:
-    """Return U states [2^n, K] for K states in columns, U without regard to a phase of its own."""
+    """Return U states [2^n, K] for K states in columns, up to a global phase of U."""
     size = 2**circuit.num_qubits
     assert states.shape[0] == size, (states.shape, circuit.num_qubits)
-    gathered = _Gathered(circuit.num_qubits)
+    pending = _MonomialMap(circuit.num_qubits)
     for gate in circuit:
         if gate.kind == H:
-            states = _hadamard(gathered.applied(states), gate.wires[0])
-            gathered = _Gathered(circuit.num_qubits) if gathered.is_used else gathered
+            states = _hadamard(pending.applied(states), gate.wires[0])
+            pending = _MonomialMap(circuit.num_qubits) if pending.is_used else pending
         else:
-            gathered.add(gate)
-    return gathered.applied(states)
+            pending.add(gate)
+    return pending.applied(states)
 
 
 def unitary(circuit: Circuit) -> States:
@@ -38,12 +41,12 @@ def unitary(circuit: Circuit) -> States:
     return applied(circuit, np.eye(2**circuit.num_qubits, dtype=np.complex128))
 
 
-class _Gathered:
-    """A map of states: new[i] = exp(2 pi i turns[i] / TURN) old[source[i]], of x, cx and rz."""
+class _MonomialMap:
+    """The product of x, cx and rz gates: new[i] = exp(2 pi sqrt(-1) turns[i] / TURN) old[source[i]]."""
 
     def __init__(self, num_qubits: int) -> None:
         self._source = np.arange(2**num_qubits)
-        self._turns = np.zeros(2**num_qubits, np.int64)  # wraps at 2^64, a multiple of TURN
+        self._turns = np.zeros(2**num_qubits, np.int64)  # overflow at 2^64, a multiple of TURN, does no harm
         self.is_used = self._is_permuted = self._is_turned = False
 
     def add(self, gate: Gate) -> None:
@@ -52,13 +55,14 @@ class _Gathered:
             self._is_turned = True
             self._turns.reshape(2 ** gate.wires[0], 2, -1)[:, 1] += gate.angle
             return
+        # x and cx swap the two halves of the target's axis.
         self._is_permuted = True
         for values in (self._source, self._turns):
             halves = self._halves(values, gate)
             halves[...] = halves[:, :, ::-1].copy()
 
     def _halves(self, values: NDArray[np.int64], gate: Gate) -> NDArray[np.int64]:
-        """Return a view, its third axis the target of x or cx, of the values where the control, if any, is 1."""
+        """Return a view of the values for which the control, if any, is 1; its third axis is the target's bit."""
         if gate.kind == X:
             return values.reshape(1, 2 ** gate.wires[0], 2, -1)
         assert gate.kind == CX, gate
@@ -88,7 +92,7 @@ def _hadamard(states: States, wire: int) -> States:
 
 
 def product_state(num_qubits: int, rng: np.random.Generator) -> States:
-    """Return a product [2^n, 1] of states of one qubit, each uniform on its sphere."""
+    """Return a product [2^n, 1] of random states of single qubits, each uniform on its sphere."""
     state = np.ones(1, np.complex128)
     for _ in range(num_qubits):
         pair = rng.normal(size=2) + 1j * rng.normal(size=2)
@@ -97,7 +101,7 @@ def product_state(num_qubits: int, rng: np.random.Generator) -> States:
 
 
 def stabiliser_state(num_qubits: int, rng: np.random.Generator) -> States:
-    """Return a state [2^n, 1] of a random circuit of h, s and cx: three layers of cx between random partners."""
+    """Return the state [2^n, 1] made by a random circuit of h, s and cx, with three layers of cx on random pairs."""
     gates: list[Gate] = []
     for _ in range(3):
         for wire in range(num_qubits):
@@ -114,23 +118,23 @@ def stabiliser_state(num_qubits: int, rng: np.random.Generator) -> States:
 # -- Whether two circuits are the same unitary up to a phase: exactly for few qubits, else by random states ----------
 
 
-WHOLE_QUBITS = 10  # up to which the whole unitary is compared
-TOLERANCE = 1e-8  # of one element of it
+WHOLE_QUBITS = 10  # up to this number of qubits, whole unitaries are compared
+TOLERANCE = 1e-8  # of one element of a unitary
 _STATE_TOLERANCE = 1e-10  # of the distance of two states
-_DISTANCE = 0.1  # of unitaries, for which the bound is stated
-_CHANCE = 1e-12
-_NUM_STABILISER = 2
-_BYTES = 500  # of memory for each amplitude: up to 8 states in four copies
+_DISTANCE = 0.1  # distance of unitaries to which the bound on the error applies
+_CHANCE = 1e-12  # bound on the probability of an error
+_NUM_STABILISER = 2  # stabiliser states beside the product states; the bound does not need them
+_BYTES = 500  # memory per amplitude: up to 8 states in four copies
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What `verify` found; distance: the largest found; chance: of being wrong where the circuits are said equal."""
+    """The result of `verify`."""
 
     is_equal: bool
-    how: str
-    distance: float
-    chance: float = 0.0
+    how: str  # the comparison, in words
+    distance: float  # the largest difference found
+    chance: float = 0.0  # bound on the probability that circuits called equal are not
 
     def __str__(self) -> str:
         if not self.is_equal:
@@ -142,9 +146,10 @@ class Verdict:
 def verify(a: Circuit, b: Circuit, seed: int = 0) -> Verdict:
     """Return whether U_b = e^{i phi} U_a for some phi.
 
-    Gates that both have at their beginnings and ends are left out, and qubits that nothing else touches: P A S and
-    P B S are equal if and only if A and B are. Up to 10 qubits all elements are compared, to 1e-8; above, random
-    states, of which `chance_to_miss` bounds the error. Raises ConfigError where memory does not hold a state.
+    Common gates at the beginnings and ends are left out, and so are qubits that no other gate touches: P A S and P B S
+    are equal if and only if A and B are. Up to 10 qubits, all elements of the unitaries are compared, to 1e-8. Above,
+    images of random states are compared; `chance_to_miss` bounds the error. Raises ConfigError if memory cannot hold
+    the states.
     """
     if a.num_qubits != b.num_qubits:
         return Verdict(False, f"they have {a.num_qubits} and {b.num_qubits} qubits", math.inf)
@@ -158,7 +163,7 @@ def verify(a: Circuit, b: Circuit, seed: int = 0) -> Verdict:
 
 
 def _whole(a: Circuit, b: Circuit) -> Verdict:
-    """min over phi of max |U_b - e^{i phi} U_a|, phi from the trace of U_a^dagger U_b."""
+    """Compare max |U_b - e^{i phi} U_a| with the tolerance, with phi from the trace of U_a^dagger U_b."""
     first, second = unitary(a), unitary(b)
     overlap = np.vdot(first, second)
     phase = overlap / abs(overlap) if abs(overlap) > 0 else 1.0
@@ -170,11 +175,13 @@ def _whole(a: Circuit, b: Circuit) -> Verdict:
 
 
 def _by_states(a: Circuit, b: Circuit, rng: np.random.Generator) -> Verdict:
-    """Apply both to random states, one phase for all of them, which the first state tells."""
+    """Apply both circuits to random states. One phase has to fit all states; the first state determines it."""
+    # As many product states as bring the probability of an error below _CHANCE, and one for the phase.
     n = a.num_qubits
     missed = chance_to_miss(n)
     num_product = 1 + max(1, math.ceil(math.log(_CHANCE) / math.log(missed)))
-    one = product_state(n, rng)  # by itself: it shows nearly all that differs
+    # The first state alone reveals nearly every difference, and saves the work of the others.
+    one = product_state(n, rng)
     first, second = applied(a, one), applied(b, one)
     phase = _phase(first, second)
     worst = _distance(second, phase * first)
@@ -201,18 +208,19 @@ def _distance(first: States, second: States) -> float:
 
 
 def chance_to_miss(num_qubits: int) -> float:
-    """Return a bound on the chance that one random product state hides a difference of .1 or more.
+    """Return a bound on the probability that one random product state misses a difference of .1 or more.
 
-    For M = U_b - c U_a with |M|^2 (sum of its squared elements) >= .1^2, for any c: contracting the tensor M with a
-    uniform state of one qubit leaves a share s of |M|^2, a convex combination of U and 1 - U with U uniform, so that
-    P(s < x) <= x for x <= 1/2, and s dominates min(U, 1/2). After n qubits -ln of what is left is at most a sum of n
-    variables max(E, ln 2), E exponential: n ln 2 + a Gamma(b) variable with b ~ Binomial(n, 1/2). It is missed if
-    less than (1e-10)^2 is left. The first state chooses c, so it does not count.
+    Let M = U_b - c U_a with |M|^2, the sum of its squared elements, >= .1^2, for any c. Contracting the tensor M with
+    a uniform state of one qubit leaves a share s of |M|^2. s is a convex combination of U and 1 - U with U uniform,
+    so P(s < x) <= x for x <= 1/2, and s dominates min(U, 1/2). After n qubits, -ln of the remaining share is at most
+    a sum of n variables max(E, ln 2), E exponential: n ln 2 + a Gamma(b) variable with b ~ Binomial(n, 1/2). The
+    difference is missed if less than (1e-10)^2 remains. The first state determines c, and is therefore not counted.
     """
     room = 2 * math.log(_DISTANCE / _STATE_TOLERANCE) - num_qubits * math.log(2)
-    assert room > 0, num_qubits  # up to 59 qubits
+    assert room > 0, num_qubits  # holds up to 59 qubits
     tail, term, chance = 0.0, math.exp(-room), 0.0
-    for b in range(num_qubits + 1):  # tail = P(Gamma(b) > room) = e^-room sum over k < b of room^k / k!
+    # tail = P(Gamma(b) > room) = e^-room sum over k < b of room^k / k!
+    for b in range(num_qubits + 1):
         chance += math.comb(num_qubits, b) / 2**num_qubits * tail
         tail += term
         term *= room / (b + 1)

@@ -1,4 +1,4 @@
-"""The gates that an OpenQASM 2 text may use: those of qelib1.inc, and those that the text defines."""
+"""The gates of OpenQASM 2: those of qelib1.inc, and those that a text defines, expanded into h, x, cx and rz."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,23 +9,23 @@ from ddppo.domains.circuits.quantum.circuit import CX, PI, RZ, TURN, Gate, H, X,
 from ddppo.domains.circuits.quantum.qasm_tokens import Expression, Tokens, expression, value
 from ddppo.errors import near
 
-# -- What `include "qelib1.inc";` gives: its gates, and a few that others add, in h, x, cx and rz up to a phase ------
-# Cross, Bishop, Smolin, Gambetta, "Open Quantum Assembly Language", arXiv:1707.03429, says what each one does.
+# -- The gates of `include "qelib1.inc";`, and a few that other programs add, in h, x, cx and rz up to a phase -------
+# Source of each: Cross, Bishop, Smolin, Gambetta, "Open Quantum Assembly Language", arXiv:1707.03429.
 
 
 class Primitive(NamedTuple):
-    """A gate that is not defined by others; gates_of: its gates, from the values of parameters and the wires."""
+    """A gate that is not defined by other gates."""
 
     name: str
     num_parameters: int
     num_wires: int
-    gates_of: Callable[[tuple[Decimal, ...], tuple[int, ...]], list[Gate]]
+    gates_of: Callable[[tuple[Decimal, ...], tuple[int, ...]], list[Gate]]  # from parameters and wires
 
 
 def u(angles: tuple[Decimal, ...], wires: tuple[int, ...]) -> list[Gate]:
     """Return U(theta, phi, lambda) = Rz(phi) Ry(theta) Rz(lambda), in as few gates as theta allows.
 
-    Ry(0) = 1, Ry(pi/2) = H Z, Ry(pi) = Z X, Ry(-pi/2) = Z H up to phase, else Ry(t) = S H Rz(t) H S^-1.
+    Up to a phase, Ry(0) = 1, Ry(pi/2) = H Z, Ry(pi) = Z X, Ry(-pi/2) = Z H, and Ry(t) = S H Rz(t) H S^-1 in general.
     """
     theta, phi, lam = (of_radians(angle) for angle in angles)
     quarter = TURN // 4
@@ -53,6 +53,7 @@ NAM = {
     "cx": Primitive("cx", 0, 2, lambda _, wires: [Gate(CX, wires)]),
     "rz": Primitive("rz", 1, 1, lambda angles, wires: [_rz(of_radians(angles[0]), wires)]),
 }
+# The content of qelib1.inc.
 TEXT = """
 gate u3(theta,phi,lambda) q { U(theta,phi,lambda) q; }
 gate u(theta,phi,lambda) q { U(theta,phi,lambda) q; }
@@ -98,22 +99,22 @@ gate rzx(theta) a,b { h b; rzz(theta) a,b; h b; }
 """
 
 
-# -- The gates that an OpenQASM 2 file may call: built in, of qelib1.inc, or defined in the file, which are expanded
+# -- The gates that an OpenQASM 2 file may call: built in, from qelib1.inc, or defined in the file -------------------
 
 
-MOST_CALLS = 1_000_000  # of gates, those inside definitions included
-_DEEPEST = 100
+MOST_CALLS = 1_000_000  # gates after expansion of definitions
+_DEEPEST = 100  # levels of definitions inside definitions
 
 
 @dataclass(frozen=True)
 class Definition:
-    """A gate of other gates; depth: 1 + the deepest of those."""
+    """A gate that is defined by other gates."""
 
     name: str
     parameters: tuple[str, ...]
     num_wires: int
     body: "tuple[Call, ...]"
-    depth: int
+    depth: int  # 1 + the largest depth of a gate in the body
 
     @property
     def num_parameters(self) -> int:
@@ -125,19 +126,19 @@ AnyGate = Definition | Primitive
 
 @dataclass(frozen=True)
 class Call:
-    """A gate of a definition's body; wires: places among the wires of the definition."""
+    """A gate in the body of a definition."""
 
     gate: AnyGate
     arguments: tuple[Expression, ...]
-    wires: tuple[int, ...]
+    wires: tuple[int, ...]  # indices of wires of the definition
 
 
 class TooManyCalls(ValueError):
-    """A circuit of more gates than `MOST_CALLS`, definitions expanded."""
+    """A circuit has more than `MOST_CALLS` gates after expansion."""
 
 
 class Expander:
-    """Gates of calls, with definitions expanded, no more than MOST_CALLS in all."""
+    """Expands definitions into gates, at most MOST_CALLS for a file."""
 
     def __init__(self) -> None:
         self._num_calls = 0
@@ -145,9 +146,9 @@ class Expander:
     def gates(
         self, gate: AnyGate, values: tuple[Decimal, ...], wires: tuple[int, ...], *, is_inner: bool = False
     ) -> Iterator[Gate]:
-        """Yield the gates. Raises TooManyCalls, and NoAngle for an expression without a value.
+        """Yield the gates of a call. Raises TooManyCalls, and NoAngle for an expression without a value.
 
-        A rotation by zero that the file asks for stays; one that a decomposition makes is left out.
+        A rotation by 0 in the file itself is kept; one that comes from a definition is left out.
         """
         self._num_calls += 1
         if self._num_calls > MOST_CALLS:
@@ -166,22 +167,22 @@ class Expander:
 
 
 class Gates:
-    """The gates that are known at a place of the file, by name."""
+    """The gates that are defined so far, by name, and the reader of definitions."""
 
     def __init__(self, tokens: Tokens, included: dict[str, AnyGate]) -> None:
         self._tokens = tokens
         self._included = included
         self._known: dict[str, AnyGate] = dict(BUILT_IN)
-        self._own: dict[str, int] = {}  # gates that this file defines, and where
+        self._own: dict[str, int] = {}  # line of each gate that this file defines
 
     def include(self) -> None:
-        """Know the gates of qelib1.inc; where the file defined one itself, that stays."""
+        """Add the gates of qelib1.inc, except those that the file has defined itself."""
         self._known |= {name: gate for name, gate in self._included.items() if name not in self._own}
 
     def called(
         self, word: str, line: int, parameters: Sequence[str]
     ) -> tuple[AnyGate, tuple[Expression, ...]]:
-        """Return the gate `word` and its arguments, which follow in the file."""
+        """Read the arguments of the gate `word`; return the gate and its arguments."""
         tokens = self._tokens
         gate = self._known.get(word)
         if gate is None:
@@ -197,12 +198,14 @@ class Gates:
         return gate, tuple(arguments)
 
     def define(self, line: int) -> None:
-        """Read `name(parameters) wires { body }`, which follows in the file."""
+        """Read `name(parameters) wires { body }` and add the gate."""
+        # 1. The name: a gate may be defined once.
         tokens = self._tokens
         name = tokens.word("a gate's name")
         if name in self._own or name in BUILT_IN:
             where = f" in line {self._own[name]}" if name in self._own else ""
             tokens.fail(f"gate {name} is defined already{where}: give it another name", line)
+        # 2. Parameters and wires.
         parameters: list[str] = []
         if tokens.take("(") and not tokens.take(")"):
             parameters = _words(tokens, "a parameter's name")
@@ -211,6 +214,7 @@ class Gates:
         for names in (parameters, wires):
             if len(set(names)) < len(names):
                 tokens.fail(f"gate {name}: a name stands twice in {', '.join(names)}", line)
+        # 3. The body.
         tokens.expect("{", f"before the body of {name}")
         body: list[Call] = []
         while not tokens.take("}"):
@@ -222,7 +226,7 @@ class Gates:
         self._own[name] = line
 
     def _call(self, name: str, parameters: Sequence[str], wires: Sequence[str]) -> list[Call]:
-        """Read one statement in the body of the gate `name`; a barrier is none."""
+        """Read one statement in the body of the gate `name`. A barrier yields no call."""
         tokens = self._tokens
         line, word = tokens.line, tokens.word(f"a gate, or }} at the end of gate {name}")
         calls: list[Call] = []
@@ -247,7 +251,7 @@ class Gates:
 
 
 def known_after_reading(text: str) -> dict[str, AnyGate]:
-    """Return the gates of a text of definitions in h, x, cx and rz, by name."""
+    """Return the gates of a text that consists of definitions in h, x, cx and rz, by name."""
     tokens = Tokens(text, "qelib1.inc")
     gates = Gates(tokens, dict(NAM))
     gates.include()
@@ -258,7 +262,7 @@ def known_after_reading(text: str) -> dict[str, AnyGate]:
 
 
 def check_wires(tokens: Tokens, gate: AnyGate, names: Collection[str], line: int) -> None:
-    """Raise ConfigError unless these are as many different qubits as the gate has."""
+    """Raise ConfigError unless the names are different, and as many as the gate has wires."""
     if len(names) != gate.num_wires:
         tokens.fail(f"{gate.name} acts on {_count(gate.num_wires, 'qubit')}, not {len(names)}", line)
     if len(set(names)) < len(names):

@@ -1,4 +1,4 @@
-"""OpenQASM 2, in and out: Cross, Bishop, Smolin, Gambetta, arXiv:1707.03429."""
+"""Reading and writing OpenQASM 2 (Cross, Bishop, Smolin, Gambetta, arXiv:1707.03429)."""
 
 import functools
 from pathlib import Path
@@ -18,9 +18,10 @@ from ddppo.domains.circuits.quantum.qasm_tokens import Tokens, value
 from ddppo.errors import ConfigError
 from ddppo.files import write_text
 
-# -- An OpenQASM 2 file read into gates of h, x, cx and rz. Measurements at the end, barriers and bits are dropped
+# -- Reading. Measurements at the end, barriers and classical bits are dropped. --------------------------------------
 
 
+# Statements that cannot be rewritten as unitary gates, and the remedy.
 _REFUSED = {
     "if": "a gate that depends on a measurement cannot be rewritten: remove it",
     "reset": "reset is no unitary gate: remove it, and split the circuit where a qubit is used again",
@@ -30,15 +31,15 @@ _REFUSED = {
 
 
 class QasmProgram(NamedTuple):
-    """A circuit, its qubits' names such as q[0], and sentences on what of the file it does not hold."""
+    """The circuit of a file."""
 
     circuit: Circuit
-    names: tuple[str, ...]
-    remarks: tuple[str, ...]
+    names: tuple[str, ...]  # of the qubits, such as q[0]
+    remarks: tuple[str, ...]  # sentences on statements of the file that are not in the circuit
 
 
 def read(path: str | Path) -> QasmProgram:
-    """Return the circuit of a file. Raises ConfigError with its name, the line and the remedy."""
+    """Read a file. Raises ConfigError with file, line and remedy."""
     try:
         text = Path(path).read_bytes().decode("utf-8-sig")
     except OSError as e:
@@ -51,7 +52,7 @@ def read(path: str | Path) -> QasmProgram:
 
 
 def parse(text: str, name: str = "the text") -> QasmProgram:
-    """Return the circuit of a text; `name` stands for it in messages. Raises ConfigError."""
+    """Read a text; error messages call it `name`. Raises ConfigError."""
     reader = _Reader(Tokens(text, name))
     reader.read()
     if not reader.names:
@@ -66,7 +67,7 @@ def _qelib1() -> dict[str, AnyGate]:
 
 
 class _Reader:
-    """One pass over a text: `gates` on wires 0, 1, ..., and the `names` of the wires in the file."""
+    """Reads a text in one pass into `gates` on wires 0, 1, ..., and `names` of the wires."""
 
     def __init__(self, tokens: Tokens) -> None:
         self.gates: list[Gate] = []
@@ -76,16 +77,16 @@ class _Reader:
         self._expander = Expander()
         self._registers: dict[str, range] = {}
         self._bits: dict[str, range] = {}
-        self._measured: dict[int, int] = {}  # wire -> line
-        self._dropped: dict[str, list[int]] = {}
+        self._measured: dict[int, int] = {}  # wire -> line of its measurement
+        self._dropped: dict[str, list[int]] = {}  # remark -> lines of the statements
 
     def remarks(self) -> list[str]:
-        """Return a sentence for each kind of statement that is not in the circuit."""
-        said = []
+        """Return a sentence for each kind of statement that was dropped."""
+        sentences = []
         for what, lines in self._dropped.items():
             more = f" and {len(lines) - 1} more" if len(lines) > 1 else ""
-            said.append(f"{self._tokens.name}, line {lines[0]}{more}: {what}")
-        return said
+            sentences.append(f"{self._tokens.name}, line {lines[0]}{more}: {what}")
+        return sentences
 
     def read(self) -> None:
         """Read all statements."""
@@ -125,10 +126,10 @@ class _Reader:
         if token.kind != "string":
             self._tokens.fail(f'include needs a file in quotes, "qelib1.inc", not {token.text}', token.line)
         if token.text != '"qelib1.inc"':
-            said = (
-                f'include {token.text}: only "qelib1.inc" is known; paste the gate definitions that you need'
+            self._tokens.fail(
+                f'include {token.text}: only "qelib1.inc" is known; paste the gate definitions that you need',
+                token.line,
             )
-            self._tokens.fail(said, token.line)
         self._known.include()
 
     def _register(self, line: int, *, is_quantum: bool) -> None:
@@ -149,16 +150,19 @@ class _Reader:
             self._drop("classical bits are left out", line)
 
     def _apply(self, word: str, line: int) -> None:
-        """Apply a gate to qubits, or to registers of one size, element by element."""
+        """Apply a gate to qubits, or element by element to registers of one size."""
         gate, arguments = self._known.called(word, line, ())
         operands = self._qubits()
         sizes = sorted({len(operand) for operand in operands if isinstance(operand, range)})
         if len(sizes) > 1:
-            said = f"{word} is applied to registers of {' and '.join(map(str, sizes))} qubits"
-            self._tokens.fail(f"{said}: they have to be of one size", line)
+            self._tokens.fail(
+                f"{word} is applied to registers of {' and '.join(map(str, sizes))} qubits: use one size",
+                line,
+            )
         for i in range(sizes[0] if sizes else 1):
             wires = tuple(operand[i] if isinstance(operand, range) else operand for operand in operands)
             check_wires(self._tokens, gate, [self.names[wire] for wire in wires], line)
+            # A gate behind a measurement would act on a state that has collapsed.
             for wire in wires:
                 if wire in self._measured:
                     self._tokens.fail(
@@ -173,7 +177,7 @@ class _Reader:
                 self._tokens.fail(f"{word}: {e}", line)
 
     def _measure(self, line: int) -> None:
-        """measure q -> c, or of single elements."""
+        """Read `measure q -> c`, of registers or single elements."""
         tokens = self._tokens
         qubits = self._operand(self._registers, "qubits")
         tokens.expect("->", "after what is measured")
@@ -211,17 +215,17 @@ class _Reader:
         self._dropped.setdefault(what, []).append(line)
 
 
-# -- A circuit written as OpenQASM 2, from which the same circuit is read, angles to the unit ------------------------
+# -- Writing. The same circuit is read back, angles exact to the unit. -----------------------------------------------
 
 
 def as_qasm(circuit: Circuit) -> str:
-    """Return the text: one register q, one gate a line."""
+    """Return the circuit as OpenQASM 2: one register q, one gate a line."""
     lines = ["OPENQASM 2.0;", 'include "qelib1.inc";', f"qreg q[{circuit.num_qubits}];", *map(_line, circuit)]
     return "\n".join(lines) + "\n"
 
 
 def write(circuit: Circuit, path: str | Path) -> None:
-    """Write the text as the whole of a file. Raises StorageError."""
+    """Write the circuit to a file. Raises StorageError."""
     write_text(Path(path), as_qasm(circuit))
 
 

@@ -1,4 +1,4 @@
-"""The words of an OpenQASM 2 text, and the values of its expressions."""
+"""The tokens of an OpenQASM 2 text, and the values of its expressions."""
 
 import math
 import re
@@ -9,7 +9,7 @@ from typing import NamedTuple, NoReturn
 from ddppo.domains.circuits.quantum.circuit import DECIMAL_PI, DIGITS, NoAngle
 from ddppo.errors import ConfigError, near
 
-# -- The words of an OpenQASM 2 file, each with its line -------------------------------------------------------------
+# -- Tokens, each with its line --------------------------------------------------------------------------------------
 
 
 _PATTERN = re.compile(
@@ -25,15 +25,15 @@ _END = "the end of the file"
 
 
 class Token(NamedTuple):
-    """kind is number, word, string, symbol or end."""
+    """A token of the text."""
 
-    kind: str
+    kind: str  # number, word, string, symbol or end
     text: str
     line: int
 
 
 class Tokens:
-    """The tokens of a text, read one after another; `fail` raises the ConfigError that names file and line."""
+    """The tokens of a text, read one after another. `fail` raises a ConfigError with file and line."""
 
     def __init__(self, text: str, name: str) -> None:
         self.name = name
@@ -49,7 +49,7 @@ class Tokens:
         return self.now.line
 
     def take(self, *texts: str) -> Token | None:
-        """Go past the next token if it is one of these symbols or words; else return None."""
+        """Consume and return the next token if it is one of these symbols or words, else return None."""
         if self.now.kind in ("symbol", "word") and self.now.text in texts:
             return self.next()
         return None
@@ -60,20 +60,20 @@ class Tokens:
         return token
 
     def expect(self, text: str, where: str) -> Token:
-        """Go past the symbol `text`; where: after what it belongs, for the message."""
+        """Consume the symbol `text`. `where` describes its place in the error message."""
         if (token := self.take(text)) is None:
             before = self._tokens[self._at - 1].line if self._at else 1
             self.fail(f"expected {text} {where}, found {self.found()}", line=before)
         return token
 
     def word(self, what: str) -> str:
-        """Go past a word, which is `what`, and return it."""
+        """Consume and return a word. `what` describes it in the error message."""
         if self.now.kind != "word":
             self.fail(f"expected {what}, found {self.found()}")
         return self.next().text
 
     def whole(self, what: str) -> int:
-        """Go past a whole number, which is `what`, and return it."""
+        """Consume and return a whole number. `what` describes it in the error message."""
         if self.now.kind != "number" or not self.now.text.isdigit() or len(self.now.text) > 9:
             self.fail(f"expected {what}, a whole number below 10^9, found {self.found()}")
         return int(self.next().text)
@@ -82,8 +82,8 @@ class Tokens:
         text = self.now.text
         return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
-    def fail(self, said: str, line: int | None = None) -> NoReturn:
-        raise ConfigError(f"{self.name}, line {self.line if line is None else line}: {said}")
+    def fail(self, message: str, line: int | None = None) -> NoReturn:
+        raise ConfigError(f"{self.name}, line {self.line if line is None else line}: {message}")
 
     def _split(self, text: str) -> list[Token]:
         tokens: list[Token] = []
@@ -107,12 +107,13 @@ class Tokens:
         return tokens
 
 
-# -- Expressions of angles in OpenQASM 2: + - * / ^, pi, sin cos tan exp ln sqrt, and the parameters of a gate -------
-# Computed with 60 decimal digits, so that pi/3 is off by rounding to an angle's unit alone; sin, cos and tan as floats.
+# -- Expressions of angles: + - * / ^, pi, sin cos tan exp ln sqrt, and the parameters of a gate ---------------------
+# A recursive-descent parser, one function for each level of precedence. Values have 60 decimal digits, so that the only
+# error of pi/3 is its rounding to a unit; sin, cos and tan are computed as floats.
 
 
-Expression = Callable[[Mapping[str, Decimal]], Decimal]
-_DEEPEST = 100
+Expression = Callable[[Mapping[str, Decimal]], Decimal]  # from the values of parameters to the value
+_DEEPEST = 100  # levels of nesting
 
 
 def _by_float(function: Callable[[float], float]) -> Callable[[Decimal], Decimal]:
@@ -143,7 +144,7 @@ def value(expression: Expression, parameters: Mapping[str, Decimal]) -> Decimal:
 
 
 def expression(tokens: Tokens, parameters: Collection[str]) -> Expression:
-    """Read a sum. parameters: names that may stand in it. Raises ConfigError for what is none."""
+    """Read an expression, in which the names of `parameters` may occur. Raises ConfigError."""
     return _sum(tokens, parameters, 0)
 
 
@@ -162,7 +163,7 @@ def _product(tokens: Tokens, names: Collection[str], depth: int) -> Expression:
 
 
 def _signed(tokens: Tokens, names: Collection[str], depth: int) -> Expression:
-    """-a^b is -(a^b), and a^-b is read."""
+    """Read a sign or a power: -a^b is -(a^b), and a^-b is allowed."""
     if depth > _DEEPEST:
         tokens.fail(f"an expression of more than {_DEEPEST} levels: write its value")
     if tokens.take("-"):
@@ -186,7 +187,7 @@ def _atom(tokens: Tokens, names: Collection[str], depth: int) -> Expression:
         return inner
     line = tokens.line
     word = tokens.word("a number, pi, a function or (")
-    if word in names:  # before pi: a parameter may have any name
+    if word in names:  # before pi, because a parameter may be called pi
         return lambda given: given[word]
     if word == "pi":
         return lambda _: DECIMAL_PI

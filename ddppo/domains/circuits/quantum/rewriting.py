@@ -1,4 +1,8 @@
-"""Rewriting circuits by rules, in C++ (src/rewriting.hpp), and merging their rotations."""
+"""Rewriting circuits.
+
+`Rewriter` finds where rules match and applies them, in C++ (src/rewriting.hpp). `merged` merges rotations, a baseline
+without search. `differing_parts` removes the gates that two circuits share at their ends, before they are compared.
+"""
 
 import ctypes
 import weakref
@@ -16,7 +20,7 @@ if TYPE_CHECKING:
     from ddppo.domains.circuits.quantum.rules import Rule, SymbolicGate
 
 
-# -- Rewriting circuits by rules, in C++ (src/rewriting.hpp): where rules match, and what they make ------------------
+# -- Rewriting circuits by rules, in C++ -----------------------------------------------------------------------------
 
 
 _INT, _SHORT, _POINTER = ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p
@@ -33,7 +37,9 @@ _TYPES: dict[str, tuple[Any, list[Any]]] = {  # name: (result, arguments)
 
 
 class Rewriter:
-    """Rules made ready to be matched. Rule `nop`, the last one, changes nothing and matches at every gate."""
+    """Rules compiled for matching. Rule number `nop`, behind the given ones, changes nothing and matches at every
+    gate.
+    """
 
     def __init__(self, rules: Sequence["Rule"]) -> None:
         self.rules = tuple(rules)
@@ -41,6 +47,7 @@ class Rewriter:
         self.nop = len(rules)
         self.num_rules = len(rules) + 1
         self._growth = max([len(rule.target) - len(rule.source) for rule in rules], default=0)
+        # C++ reads the gates of all rules end to end, and the numbers of gates of each source and target.
         gates = [gate for rule in rules for side in rule for gate in side]
         arrays = (_array([[len(s), len(t)] for s, t in rules], np.int32), *_symbolic(gates))
         self._rules = self._call["rules_new"](len(rules), *map(_data, arrays))
@@ -48,21 +55,23 @@ class Rewriter:
 
     @property
     def handle(self) -> int:
-        """The rules' address in C++, as long as this rewriter lives."""
+        """The address of the rules in C++, valid as long as this rewriter lives."""
         return self._rules
 
     def __reduce__(self) -> tuple[type["Rewriter"], tuple[Any, ...]]:
         return Rewriter, (self.rules,)
 
     def matches(self, circuit: Circuit) -> NDArray[np.bool_]:
-        """Return mask [N, num_rules]: where a rule's source is in the circuit with its first gate at that node.
+        """Return a mask [N, num_rules]: whether the source of the rule is in the circuit with its first gate at the
+        node.
 
-        Nothing else stands between its gates on any way round, so that the target can take their place.
+        The matched gates are convex: no path between two of them passes through another gate, so that the target can
+        take their place.
         """
         return self.matches_all([circuit])
 
     def matches_all(self, circuits: Sequence[Circuit]) -> NDArray[np.bool_]:
-        """Return the masks of several circuits one below the other, [sum of N, num_rules]."""
+        """Return the masks of several circuits, concatenated: [sum of N, num_rules]."""
         bounds, *arrays = _joined(circuits)
         mask = np.zeros((int(bounds[-1]), self.num_rules), np.bool_)
         self._call["mask"](self._rules, len(circuits), *map(_data, (bounds, *arrays, mask)))
@@ -71,7 +80,7 @@ class Rewriter:
     def matches_at(
         self, circuits: Sequence[Circuit], nodes: Sequence[int] | NDArray[Any]
     ) -> NDArray[np.bool_]:
-        """Return of each circuit the row of one node, [circuits, num_rules]: a fraction of the work of all rows."""
+        """Return the mask row of one node of each circuit, [circuits, num_rules], without computing the other rows."""
         arrays = (*_joined(circuits), _array(nodes, np.int32))
         if len(arrays[-1]) != len(circuits) or not all(
             0 <= node < len(circuit) for node, circuit in zip(nodes, circuits, strict=True)
@@ -82,7 +91,8 @@ class Rewriter:
         return mask
 
     def pairs(self, circuit: Circuit) -> NDArray[np.int32]:
-        """Return what `matches` does, without `nop`, as [M, 2]: node and rule."""
+        """Return the matches as pairs (node, rule) [M, 2], without `nop`."""
+        # Guess the number of pairs; C++ returns the true one, with which a second call succeeds.
         arrays = [_data(circuit.kinds), _data(circuit.wires), _data(circuit.angles)]
         most = 16 * len(circuit) + 256
         while True:
@@ -95,10 +105,11 @@ class Rewriter:
             most = there
 
     def apply(self, circuit: Circuit, node: int, rule: int) -> tuple[Circuit, NDArray[np.int32]]:
-        """Return the circuit with the rule applied at that node, in canonical order, and its next nodes.
+        """Return the circuit after applying the rule at the node, in canonical order, and its fresh nodes.
 
-        Those are the gates inserted and the gates just before the place, as indices of the new circuit, ascending;
-        by `nop` the node itself. Rotations by 0 are left out. Raises ConfigError where the rule does not match.
+        Fresh nodes are the inserted gates and the gates just before their place, as ascending indices of the new
+        circuit; for `nop`, the node itself. Rotations by 0 are left out. Raises ConfigError if the rule does not
+        match.
         """
         return self.apply_all([circuit], [node], [rule])[0]
 
@@ -108,7 +119,7 @@ class Rewriter:
         nodes: Sequence[int] | NDArray[Any],
         rules: Sequence[int] | NDArray[Any],
     ) -> list[tuple[Circuit, NDArray[np.int32]]]:
-        """Do the same for several circuits, each at its node with its rule."""
+        """Apply one rule to each of several circuits, each at its own node; return the results of `apply`."""
         bounds, num_qubits, *arrays = _joined(circuits)
         places, chosen = _array(nodes, np.int32), _array(rules, np.int32)
         if places.shape != (len(circuits),) or chosen.shape != places.shape:
@@ -139,7 +150,9 @@ class Rewriter:
         ]
 
     def leads_to(self, source: Circuit, target: Circuit, *, steps: int, most_gates: int) -> bool:
-        """Return whether at most `steps` rules turn source into target by circuits of at most `most_gates` gates."""
+        """Return whether at most `steps` rewrites turn source into target, with at most `most_gates` gates in
+        between.
+        """
         arrays = _joined([source, target])
         return bool(self._call["leads_to"](self._rules, 2, *map(_data, arrays), steps, most_gates))
 
@@ -153,7 +166,7 @@ def digest(circuit: Circuit) -> bytes:
 
 
 def unchecked(num_qubits: int, kinds: Any, wires: Any, angles: Any) -> Circuit:
-    """Return a circuit of arrays in its types, without the checks and copies, which take longer than a rewrite."""
+    """Return a circuit of these arrays without checks and copies, which would take longer than a rewrite."""
     circuit = object.__new__(Circuit)
     for name, value in (("kinds", kinds), ("wires", wires), ("angles", angles)):
         value.flags.writeable = False
@@ -195,7 +208,7 @@ def _data(array: NDArray[Any]) -> int:
 
 
 def _functions() -> dict[str, Any]:
-    """Return the compiled functions. Raises ConfigError where there is no compiler to make them."""
+    """Return the compiled functions. Raises ConfigError if they cannot be compiled."""
     if not _compiled:
         if (why := PLUGIN.cpp.why_not()) is not None:
             raise ConfigError(f"circuits are rewritten in C++, which cannot be compiled here: {why}")
@@ -209,24 +222,27 @@ def _functions() -> dict[str, Any]:
 _compiled: dict[str, Any] = {}
 
 
-# -- Rotation merging: rotations about the same parity of the same variables become one. A baseline without search
+# -- Rotation merging: rotations about the same parity of variables become one rotation. A baseline without search. --
 # Nam, Ross, Su, Childs, Maslov, arXiv:1710.07345, section 4.4. They cut the circuit into regions of cx, x and rz
-# between the h gates; here an h begins a new variable on its wire, and parities are followed through the whole circuit
-# (Amy, Maslov, Mosca, arXiv:1303.2042), which finds what they find and the pairs that no one region holds.
+# between h gates. Here, an h starts a new variable on its wire, and parities are followed through the whole circuit
+# (Amy, Maslov, Mosca, arXiv:1303.2042). This finds all that they find, and also pairs that lie in no common region.
 
 
 def merged(circuit: Circuit) -> Circuit:
-    """Return an equal circuit with at most one rz for each parity, at its first place; none of angle 0.
+    """Return an equal circuit with at most one rz for each parity, at the first place of the parity; none of angle 0.
 
-    A sum over paths x of the variables gives each path the phase sum over rz of angle f(x), f the Boolean affine
-    function on the wire there: so rotations of one f add up, and about 1 - f the angle counts with the other sign.
+    In the sum over paths x of the variables, a path has the phase sum of angle * f(x) over all rz, where f is the
+    Boolean affine function on the wire at the rz. So the angles of rotations with the same f add up, and an angle
+    about 1 - f counts with the opposite sign.
     """
-    labels = [1 << wire for wire in range(circuit.num_qubits)]  # sets of variables: a bit for each
+    # f of each wire: the set of its variables, one bit each, and whether it is negated.
+    labels = [1 << wire for wire in range(circuit.num_qubits)]
     negated = [False] * circuit.num_qubits
     num_variables = circuit.num_qubits
     sums: dict[int, int] = {}  # parity -> angle
-    places: dict[int, bool] = {}  # parity -> whether its first place has the negation
-    kept: list[tuple[Gate, int]] = []  # gates, and for rotations their parity
+    places: dict[int, bool] = {}  # parity -> whether it is negated at its first place
+    kept: list[tuple[Gate, int]] = []  # gates; of rotations the parity, else 0
+    # 1. Follow f through the circuit, and sum the angles of each parity.
     for gate in circuit:
         wire = gate.wires[-1]
         if gate.kind == RZ:
@@ -246,6 +262,7 @@ def merged(circuit: Circuit) -> Circuit:
             num_variables += 1
         else:
             negated[wire] = not negated[wire]
+    # 2. Write the sums at the first places.
     gates = []
     for gate, parity in kept:
         if parity:
@@ -256,18 +273,19 @@ def merged(circuit: Circuit) -> Circuit:
     return Circuit.from_gates(circuit.num_qubits, gates)
 
 
-# -- What two circuits do not share: without the gates that both begin and end with, and the qubits left idle --------
+# -- The difference of two circuits, without the gates that both begin and end with, and without idle qubits ---------
 
 
 def differing_parts(a: Circuit, b: Circuit) -> tuple[Circuit, Circuit]:
-    """Return A and B, where a = P A S and b = P B S, on the wires that either touches, at least one, renumbered."""
-    for _ in range(2):  # the beginnings; then, both turned round, the ends; then turned back
-        a, b = (_turned_round(circuit) for circuit in _without_common_beginning(a, b))
+    """Return A and B with a = P A S and b = P B S, on the wires that A or B touches, renumbered; at least one."""
+    # Remove common beginnings and reverse, twice: the second round removes common ends and restores the order.
+    for _ in range(2):
+        a, b = (_reversed(circuit) for circuit in _without_common_beginning(a, b))
     used = np.zeros(a.num_qubits, bool)
     for circuit in (a, b):
         used[circuit.wires[circuit.wires >= 0]] = True
     used[0] |= not used.any()
-    places = np.append(np.cumsum(used) - 1, -1).astype(np.int16)  # the last one: of no wire, -1
+    places = np.append(np.cumsum(used) - 1, -1).astype(np.int16)  # index -1, no wire, stays -1
     return _on(places, a, int(used.sum())), _on(places, b, int(used.sum()))
 
 
@@ -275,8 +293,8 @@ def _on(places: NDArray[np.int16], circuit: Circuit, num_qubits: int) -> Circuit
     return Circuit(num_qubits, circuit.kinds, places[circuit.wires], circuit.angles)
 
 
-def _turned_round(circuit: Circuit) -> Circuit:
-    """Return the gates from last to first: not the inverse, which has angles of the other sign."""
+def _reversed(circuit: Circuit) -> Circuit:
+    """Return the gates from last to first. (This is not the inverse, which has angles of the opposite sign.)"""
     return _kept(circuit, np.arange(len(circuit))[::-1])
 
 
@@ -285,8 +303,9 @@ def _kept(circuit: Circuit, gates: NDArray[np.int64]) -> Circuit:
 
 
 def _without_common_beginning(a: Circuit, b: Circuit) -> tuple[Circuit, Circuit]:
-    """Take gates off both as long as one is at the front of both."""
+    """Remove gates from both as long as the same gate is at the front of both."""
     gates_b = b.gates()
+    # at: the first gate of b that is left on each wire.
     at, following = b.links.first.tolist(), b.links.next.tolist()
     is_blocked = [False] * a.num_qubits
     left_a, gone_b = [], np.zeros(len(b), bool)
@@ -304,6 +323,7 @@ def _without_common_beginning(a: Circuit, b: Circuit) -> tuple[Circuit, Circuit]
                 at[wire] = following[j][port]
         else:
             left_a.append(i)
+            # A gate that stays blocks its wires for all later gates.
             for wire in gate.wires:
                 is_blocked[wire] = True
     return _kept(a, np.array(left_a, np.int64)), _kept(b, np.flatnonzero(~gone_b))

@@ -1,4 +1,8 @@
-"""The search for rules: circuits that are equal up to a phase, and which of their pairs are worth keeping."""
+"""The search for rewriting rules, `ddppo-circuit rules`.
+
+`classes` enumerates small circuits and groups those that are equal up to a phase; `pairs` makes rules of a group;
+`independent` drops rules that smaller rules imply; `search_rules` is the command.
+"""
 
 import time
 from collections import Counter
@@ -36,36 +40,36 @@ from ddppo.domains.circuits.quantum.rules import (
 )
 from ddppo.errors import ConfigError
 
-# -- All small circuits with symbolic angles, sorted into classes that are equal up to phase -------------------------
-# As RepGen of Quartz (arXiv:2204.09033, algorithm 1): circuits grow by one gate at the end, and only those grow that
-# are the least of their class, and whose part without the first gate is too. Fingerprints are exact here: a circuit
-# acts on a random vector over a prime field, in which e^{ia} is a random number, e^{i pi/4} an eighth root of unity,
-# and h is [[1, 1], [1, -1]]; the quotient of two random linear forms of the result does not see scalars, thus no
-# phases. Circuits that differ share a fingerprint with a chance of about (degree / 2^31)^2; `verify` finds out.
+# -- All small circuits with symbolic angles, in classes of equal circuits -------------------------------------------
+# The algorithm is RepGen of Quartz (Xu et al. 2022, arXiv:2204.09033, algorithm 1). Circuits grow by one gate at the
+# end. A circuit grows only if it is the least of its class, and if the same holds without its first gate.
+# Fingerprints are computed exactly, over a prime field: e^{ia} is a random number, e^{i pi/4} an eighth root of
+# unity, and h is [[1, 1], [1, -1]]. A circuit acts on a random vector; the fingerprint is the quotient of two random
+# linear forms of the result, in which scalars, and so phases, cancel. Different circuits share a fingerprint with a
+# probability of about (degree / 2^31)^2; `difference` in rules.py detects them later.
 
 
 Words = NDArray[np.int8]  # [M, L], letters of the alphabet
 Residues = NDArray[np.uint64]
-_PRIMES = (2147483497, 2147483489)  # 1 mod 8: they have eighth roots of unity; products fit 64 bits
-_CHUNK = 200_000  # circuits at a time
-# Angles: sums of a and b in which each is used once, and multiples of pi/2.
+_PRIMES = (2147483497, 2147483489)  # 1 mod 8, so that eighth roots of unity exist; products fit in 64 bits
+_CHUNK = 200_000  # circuits that are extended at once; bounds memory
+# Angles of rz: sums of a and b with coefficients up to 1, and multiples of pi/2.
 _SYMBOLIC = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1))
 _QUARTERS = (2, 4, 6)  # of eighths of a turn
 
 
 @dataclass(frozen=True)
 class RuleSpace:
-    """Circuits to search: up to `num_gates` gates out of `kinds` on `num_qubits` qubits.
-
-    kinds: of h, x, cx, rz (angles +-a, +-b, their sums, +-pi/2 and pi), s (rz by +-pi/2 and pi only), and
-    p (rz by +-a, +-b and their sums only). Each parameter is used once in a circuit.
-    """
+    """The circuits to search. Each parameter occurs at most once in a circuit."""
 
     num_qubits: int
-    num_gates: int
+    num_gates: int  # at most
+    # Of h, x, cx, rz (angles +-a, +-b, their sums, +-pi/2 and pi), s (rz by +-pi/2 and pi only), and p (rz by +-a, +-b
+    # and their sums only).
     kinds: tuple[str, ...]
 
     def alphabet(self) -> list[SymbolicGate]:
+        """Return all gates that a circuit may consist of. A circuit is a word of indices into this list."""
         qubits = range(self.num_qubits)
         letters = [
             SymbolicGate(kind, (w,))
@@ -88,9 +92,10 @@ class RuleSpace:
 
 
 def classes(space: RuleSpace, seed: int = 0) -> Iterator[list[Gates]]:
-    """Yield each class of at least two circuits with the same fingerprint, shortest first."""
+    """Yield each class of two or more circuits with the same fingerprint, the shortest circuit first."""
     alphabet = space.alphabet()
     layers = list(_layers(space, alphabet, seed))
+    # Sort all circuits of all lengths by fingerprint; each run of equal fingerprints is a class.
     prints = np.concatenate([prints for _, prints in layers])
     order = np.argsort(prints, kind="stable")  # stable: shorter circuits stay first
     bounds = np.flatnonzero(np.concatenate([[True], prints[order][1:] != prints[order][:-1], [True]]))
@@ -106,12 +111,12 @@ def classes(space: RuleSpace, seed: int = 0) -> Iterator[list[Gates]]:
 
 
 def count(space: RuleSpace, seed: int = 0) -> list[int]:
-    """Return how many circuits of each number of gates, from 0 on, the search keeps."""
+    """Return the number of circuits that the search visits, by number of gates from 0 on."""
     return [len(words) for words, _ in _layers(space, space.alphabet(), seed)]
 
 
 def _layers(space: RuleSpace, alphabet: list[SymbolicGate], seed: int) -> Iterator[tuple[Words, Residues]]:
-    """Yield the circuits of each number of gates with their fingerprints."""
+    """Yield the circuits of each number of gates, as words, with their fingerprints."""
     grammar = _Grammar(alphabet)
     fields = [_Field(p, space.num_qubits, alphabet, np.random.default_rng([seed, p])) for p in _PRIMES]
     words: Words = np.zeros((1, 0), np.int8)
@@ -120,6 +125,7 @@ def _layers(space: RuleSpace, alphabet: list[SymbolicGate], seed: int) -> Iterat
     seen = prints
     yield words, prints
     for length in range(1, space.num_gates + 1):
+        # 1. Extend each word by each gate that the grammar allows, and apply that gate to its state.
         grown, found = [], []
         grown_states: list[list[Residues]] = [[] for _ in fields]
         for letter, rows in grammar.extensions(words):
@@ -131,6 +137,7 @@ def _layers(space: RuleSpace, alphabet: list[SymbolicGate], seed: int) -> Iterat
                     kept.append(new)
         members, prints = np.concatenate(grown), np.concatenate(found)
         yield members, prints
+        # 2. Only the least word of each new class grows further.
         if length < space.num_gates:
             least = _least_of_new(members, prints, seen)
             seen = np.concatenate([seen, prints[least]])
@@ -139,7 +146,7 @@ def _layers(space: RuleSpace, alphabet: list[SymbolicGate], seed: int) -> Iterat
 
 
 def _least_of_new(words: Words, prints: Residues, seen: Residues) -> NDArray[np.intp]:
-    """Return the first word in lexicographic order of each fingerprint that was not seen."""
+    """Return, for each fingerprint that was not seen before, the lexicographically first word."""
     order = np.lexsort((*words.T[::-1], prints))
     ordered = prints[order]
     is_first = np.concatenate([[True], ordered[1:] != ordered[:-1]])
@@ -147,7 +154,11 @@ def _least_of_new(words: Words, prints: Residues, seen: Residues) -> NDArray[np.
 
 
 class _Grammar:
-    """Which words are looked at: each set of gates in one order, each parameter at most once, by least parts."""
+    """The words that are visited.
+
+    Of words that differ by swaps of gates on disjoint wires, one is visited; each parameter occurs at most once; and
+    the word without its first gate is the least of its class.
+    """
 
     def __init__(self, alphabet: Sequence[SymbolicGate]) -> None:
         self._size = len(alphabet)
@@ -156,17 +167,19 @@ class _Grammar:
         self._uses = np.array([sum(1 << k for k in letter.angle.parameters) for letter in alphabet])
 
     def extensions(self, words: Words) -> Iterator[tuple[int, NDArray[np.intp]]]:
-        """Yield (letter, rows of the words that may grow by it), a chunk at a time."""
+        """Yield (letter, rows of the words that may be extended by it), in chunks."""
         length = words.shape[1]
         uses = np.bitwise_or.reduce(self._uses[words], axis=1) if length else np.zeros(len(words), np.int64)
         least = np.sort(self._codes(words))
         tails = self._codes(words[:, 1:]) * self._size
         for letter in range(self._size):
-            may = (uses & self._uses[letter]) == 0
-            slides = np.ones(len(words), bool)  # the letter could stand further ahead
+            may = (uses & self._uses[letter]) == 0  # no parameter occurs twice
+            # If the letter could be moved ahead of a greater letter, the same circuit has a lesser word.
+            slides = np.ones(len(words), bool)
             for column in range(length - 1, -1, -1):
                 slides = slides & self._apart[letter][words[:, column]]
                 may &= ~(slides & (letter < words[:, column]))
+            # The word without its first gate, extended by the letter, is among the words of this length.
             if length:
                 place = np.minimum(np.searchsorted(least, tails + letter), len(least) - 1)
                 may &= least[place] == tails + letter
@@ -180,7 +193,7 @@ class _Grammar:
 
 
 class _Field:
-    """Gates, up to a scalar each, on vectors of residues modulo a prime [M, 2^num_qubits]."""
+    """Applies gates, each up to a scalar, to vectors of residues modulo a prime, [M, 2^num_qubits]."""
 
     def __init__(
         self, prime: int, num_qubits: int, alphabet: list[SymbolicGate], rng: np.random.Generator
@@ -189,6 +202,7 @@ class _Field:
         self._p = np.uint64(prime)
         self._index = np.arange(2**num_qubits)
         self.start, self._above, self._below = rng.integers(1, prime, (3, 2**num_qubits)).astype(np.uint64)
+        # An eighth root of unity stands for e^{i pi/4}: g^((p - 1) / 8), whose fourth power is -1.
         root = next(
             root
             for root in (pow(int(g), (prime - 1) // 8, prime) for g in rng.integers(2, prime, 99))
@@ -222,11 +236,12 @@ class _Field:
         return after
 
     def quotient(self, states: Residues) -> Residues:
-        """Return <above, state> / <below, state>, which no scalar changes."""
+        """Return <above, state> / <below, state>, in which scalars cancel."""
         above = (states * self._above % self._p).sum(1) % self._p
         below = (states * self._below % self._p).sum(1) % self._p
         inverse, exponent = np.ones_like(below), self._prime - 2
-        while exponent:  # Fermat: below^(p - 2) = 1 / below
+        # Fermat's little theorem: 1 / below = below^(p - 2).
+        while exponent:
             if exponent & 1:
                 inverse = inverse * below % self._p
             below = below * below % self._p
@@ -235,20 +250,21 @@ class _Field:
 
 
 def _fingerprints(fields: Sequence[_Field], states: Sequence[Any]) -> Residues:
-    """Return [M], the quotients of both fields side by side."""
+    """Return fingerprints [M]: the quotients over both fields, each in 32 bits."""
     first, second = (field.quotient(s) for field, s in zip(fields, states, strict=True))
     return first << np.uint64(32) | second
 
 
-# -- From classes of equal circuits to rules: all ordered pairs but those that others imply --------------------------
+# -- From classes of equal circuits to rules: all ordered pairs except those that other rules imply ------------------
 
 
 def pairs(members: list[Gates], growth: int) -> Iterator[Rule]:
-    """Yield the rules of one class, shortest member first, each in its canonical form.
+    """Yield the rules of one class, in canonical form. `members` starts with the shortest circuit.
 
-    A source is connected and its angles are constants or parameters of their own. Not yielded are pairs with a common
-    first or last gate, as the rest is a smaller rule; pairs of two circuits that a third is shorter than, as the source
-    leads to that one first; targets that are longer by more than `growth`, or that stand for a single gate.
+    The gates of a source are connected, and each angle is a constant or a single parameter. Left out are
+    - pairs with a common first or last gate: the rest is a smaller rule;
+    - pairs of circuits that are both longer than the shortest member: the source can be rewritten to that one first;
+    - targets that are longer than the source by more than `growth` gates, or longer than a source of one gate.
     """
     shortest = len(members[0])
     for source in members:
@@ -270,7 +286,7 @@ def pairs(members: list[Gates], growth: int) -> Iterator[Rule]:
 
 
 def by_size(rules: Iterable[Rule]) -> list[Rule]:
-    """Return them each once, small before large, general before special."""
+    """Return each rule once, small rules before large ones, general rules before special ones."""
 
     def place(rule: Rule) -> tuple[object, ...]:
         angles = [gate.angle for gates in rule for gate in gates if gate.kind == RZ]
@@ -281,11 +297,12 @@ def by_size(rules: Iterable[Rule]) -> list[Rule]:
 
 
 def independent(rules: list[Rule], steps: int) -> list[Rule]:
-    """Return the rules, in their order, that those before do not make up for.
+    """Return the rules, in their order, that the rules before them do not imply.
 
-    They do by at most `steps` rewrites, on circuits no longer than the longer side, from source to target; or by one
-    that leaves no more gates of the source than the rule does. Parameters are random here, as no rule expects.
+    A rule is implied if at most `steps` rewrites lead from its source to its target, by circuits no longer than its
+    longer side; or if one rewrite makes its source as short as its target does.
     """
+    # Random values of the parameters: no rule with a constant angle matches them by accident.
     random = Random(0)
     values = [random.randrange(TURN) for _ in PARAMETERS]
     kept: list[Rule] = []
@@ -302,7 +319,7 @@ def independent(rules: list[Rule], steps: int) -> list[Rule]:
     return kept
 
 
-# -- The command `ddppo-circuit rules`: searches rules, verifies them, writes the file -------------------------------
+# -- The command `ddppo-circuit rules`: search, verify, write ----------------------------------------------------------
 
 
 _KINDS = ("h", "x", "cx", "rz", "s", "p")
@@ -326,13 +343,14 @@ class RulesOptions:
 
 
 def search_rules(options: RulesOptions) -> int:
-    """Search, verify, write, and print what came of it; return 0."""
+    """Search for rules, verify them, write the file and print a summary; return 0."""
     spaces = [_space(word) for word in options.spaces.split(",")] if options.spaces else []
     if not spaces and options.own is None:
         raise ConfigError("spaces=null leaves no rules: search a space, or name a file of rules, own=my.txt")
     if not Path(options.out).absolute().parent.is_dir():
         raise ConfigError(f"out={options.out}: there is no such folder: make it, or name another")
     own = read_own(Path(options.own)) if options.own else []
+    # 1. Pairs of circuits with the same fingerprint, of all spaces.
     began = time.monotonic()
     found: set[Rule] = set()
     searched = {}
@@ -343,9 +361,11 @@ def search_rules(options: RulesOptions) -> int:
         for members in classes(space, options.seed):
             found.update(pairs(members, options.growth))
         print(f"{space}: {searched[str(space)]} circuits, {len(found) - known} more pairs", flush=True)
+    # 2. Keep the pairs that are equal for all parameters, and of these the ones that smaller rules do not imply.
     true = [rule for rule in by_size(found) if difference(rule) < TOLERANCE]
     print(f"{len(found)} pairs, {len(true)} of them verified", flush=True)
     kept = in_order([*independent(true, options.steps), *own])
+    # 3. Write the file. Its header holds the command that makes it again.
     seconds = time.monotonic() - began
     searched_for = options.spaces or "null"
     beside = f" own={Path(options.own).name}" if options.own else ""
@@ -359,13 +379,13 @@ def search_rules(options: RulesOptions) -> int:
     }
     write(Path(options.out), kept, made_by)
     sizes = Counter(max(map(len, rule)) for rule in kept)
-    told = ", ".join(f"{count} of {size} gates" for size, count in sorted(sizes.items()))
-    print(f"{options.out}: {len(kept)} rules in {seconds:.0f} s ({told})")
+    by_gates = ", ".join(f"{count} of {size} gates" for size, count in sorted(sizes.items()))
+    print(f"{options.out}: {len(kept)} rules in {seconds:.0f} s ({by_gates})")
     return 0
 
 
 def _space(word: str) -> tuple[int, int, tuple[str, ...]]:
-    """Return what `3:4:h+x+cx+rz` says. Raises ConfigError."""
+    """Return qubits, gates and kinds of a space such as `3:4:h+x+cx+rz`. Raises ConfigError."""
     parts = word.strip().split(":")
     kinds = tuple(parts[2].split("+")) if len(parts) == 3 else ()
     if not kinds or not set(kinds) <= set(_KINDS) or not all(part.isdigit() for part in parts[:2]):

@@ -1,7 +1,10 @@
-"""A rule: two small circuits that are equal up to phase for all values of the angles a, b, c and d in them.
+"""A rule: two small circuits that are equal up to a phase for all values of the angles a, b, c and d.
 
-cx 0 1; rz(a) 0 -> rz(a) 0; cx 0 1
-rz(a) 0; rz(b) 0 -> rz(a+b) 0
+    cx 0 1; rz(a) 0 -> rz(a) 0; cx 0 1
+    rz(a) 0; rz(b) 0 -> rz(a+b) 0
+
+In this order: rules as text, their properties, their canonical form, the numerical proof that both sides are equal
+(`difference`), and files of rules.
 """
 
 import functools
@@ -22,12 +25,12 @@ from ddppo.errors import ConfigError
 from ddppo.files import write_text
 
 PARAMETERS = "abcd"
-MOST_WIRES, MOST_GATES = 4, 8  # of a rule; src/rewriting.hpp
+MOST_WIRES, MOST_GATES = 4, 8  # of a rule; src/rewriting.hpp has the same limits
 _TERM = re.compile(rf"([+-]?)(?:([{PARAMETERS}])|(?:(\d+)\*)?pi(?:/(\d+))?)")
 
 
 class Expression(NamedTuple):
-    """constant + sum of coefficients times parameters, in units of an angle, modulo one turn."""
+    """An angle: constant + sum of coefficients * parameters, in units, modulo one turn."""
 
     coefficients: tuple[int, ...] = (0,) * len(PARAMETERS)
     constant: int = 0
@@ -37,14 +40,14 @@ class Expression(NamedTuple):
         return frozenset(k for k, c in enumerate(self.coefficients) if c)
 
     def at(self, values: Sequence[int]) -> int:
-        """Return the angle where the parameters have these values."""
+        """Return the angle for these values of the parameters."""
         return (self.constant + sum(c * v for c, v in zip(self.coefficients, values, strict=False))) % TURN
 
     def __str__(self) -> str:
         terms = [f"{'+' if c > 0 else '-'}{PARAMETERS[k]}" * abs(c) for k, c in enumerate(self.coefficients)]
         if self.constant or not any(terms):
-            said = written(self.constant)
-            terms.append(said if said.startswith("-") else f"+{said}")
+            text = written(self.constant)
+            terms.append(text if text.startswith("-") else f"+{text}")
         return "".join(terms).removeprefix("+")
 
 
@@ -52,7 +55,7 @@ NO_ANGLE = Expression()
 
 
 class SymbolicGate(NamedTuple):
-    """One gate of a rule: kind, wires, and for rz the expression of its angle."""
+    """One gate of a rule; an rz has an expression as its angle."""
 
     kind: int
     wires: tuple[int, ...]
@@ -67,7 +70,7 @@ Gates = tuple[SymbolicGate, ...]
 
 
 class Rule(NamedTuple):
-    """Where `source` is in a circuit, `target` may stand instead."""
+    """`source` in a circuit may be replaced by `target`."""
 
     source: Gates
     target: Gates
@@ -81,7 +84,7 @@ class Rule(NamedTuple):
 
 
 def parse(text: str) -> Rule:
-    """Return the rule that `str` wrote. Raises ValueError, with half a sentence, for text that is none."""
+    """Return the rule that `str` wrote. Raises ValueError with a phrase that completes the caller's message."""
     sides = text.split("->")
     if len(sides) != 2:
         raise ValueError("a rule is `source -> target`")
@@ -91,7 +94,7 @@ def parse(text: str) -> Rule:
 
 
 def check(rule: Rule) -> None:
-    """Raise ValueError, with half a sentence, where the rule cannot be matched."""
+    """Raise ValueError, with a phrase that completes the caller's message, if the rule cannot be matched."""
     if not 1 <= len(rule.source) <= MOST_GATES or len(rule.target) > MOST_GATES:
         raise ValueError(f"source and target have at most {MOST_GATES} gates, the source at least 1")
     if any(w >= MOST_WIRES for gates in rule for gate in gates for w in gate.wires):
@@ -159,7 +162,7 @@ def is_connected(gates: Gates) -> bool:
 
 
 def front(gates: Iterable[SymbolicGate]) -> set[SymbolicGate]:
-    """Return the gates that may come first."""
+    """Return the gates that can come first, in any order of gates on disjoint wires."""
     passed: set[int] = set()
     found = set()
     for gate in gates:
@@ -170,20 +173,24 @@ def front(gates: Iterable[SymbolicGate]) -> set[SymbolicGate]:
 
 
 def circuit(gates: Gates, num_qubits: int, values: Sequence[int]) -> Circuit:
-    """Return the circuit of these gates where the parameters have these values; rz of angle 0 is left out."""
+    """Return the circuit of these gates for these values of the parameters, without rz of angle 0."""
     angles = [gate.angle.at(values) for gate in gates]
     kept = [pair for pair in zip(gates, angles, strict=True) if pair[0].kind != RZ or pair[1]]
     return Circuit.from_gates(num_qubits, [Gate(gate.kind, gate.wires, angle) for gate, angle in kept])
 
 
-# -- one form of a rule ---------------------------------------------------------------------------------------------
+# -- canonical form -------------------------------------------------------------------------------------------------
 
 
 def canonical(rule: Rule) -> Rule:
-    """Return the one form of all rules that differ by names of wires and parameters, signs of parameters (a for -a),
-    and the order of gates on disjoint wires."""
+    """Return the common form of all rules that are the same rule written differently.
+
+    They differ by names of wires and parameters, signs of parameters (a for -a), and the order of gates on disjoint
+    wires. The form is the least of all renamings, by `_order`.
+    """
     wires = sorted(wires_of(rule.source))
     parameters = sorted(parameters_of(rule.source))
+    # Make the first use of each parameter positive.
     signs = {k: gate.angle.coefficients[k] for gate in reversed(rule.source) for k in gate.angle.parameters}
     forms = []
     for names in itertools.permutations(range(len(wires))):
@@ -208,7 +215,7 @@ def _renamed(
 
 
 def _normal(gates: Iterable[SymbolicGate]) -> Gates:
-    """Return the gates in the order in which always the least of those that may come first comes first."""
+    """Return the gates in a unique order: of all gates that can come next, the one with the least wires comes first."""
     left, order = list(gates), []
     while left:
         passed: set[int] = set()
@@ -222,7 +229,7 @@ def _normal(gates: Iterable[SymbolicGate]) -> Gates:
 
 
 def _order(rule: Rule) -> list[list[tuple[object, ...]]]:
-    """Return a key by which a comes before b, and b before a constant."""
+    """Return a sort key. Parameter a comes before b, and b before a constant."""
     return [
         [
             (gate.kind, gate.wires, [-c for c in gate.angle.coefficients], gate.angle.constant)
@@ -233,35 +240,37 @@ def _order(rule: Rule) -> list[list[tuple[object, ...]]]:
 
 
 def constant(eighths: int) -> Expression:
-    """Return the constant angle of so many eighths of a turn."""
+    """Return a constant angle in eighths of a turn."""
     return Expression(constant=of_fraction(eighths, 4))
 
 
-# -- Proof by numbers that both sides of a rule are equal up to phase for every value of its parameters --------------
+# -- Numerical proof that both sides of a rule are equal up to a phase for all values of its parameters --------------
 
 
 TOLERANCE = 1e-10
-_OFFSET = (
-    0.1  # of the grid, in radians: away from the multiples of pi/4, where circuits that differ may agree
-)
+_OFFSET = 0.1  # radians: keeps the grid away from multiples of pi/4, where different circuits may agree
 
 
 def difference(rule: Rule) -> float:
-    """Return the largest entry of U - c V, |c| = 1, over a grid of parameters that suffices for all; 0 if equal.
+    """Return the largest entry of U - c V, |c| = 1, over a grid of parameters. 0 proves the rule for all parameters.
 
-    With z = e^{ia} each entry of U and V is a polynomial in z and 1/z, and U, V are equal up to phase where all
-    U_ij V_kl - U_kl V_ij vanish. A gate of coefficient c contributes z^0 or z^c, so these have powers of z from some
-    m to m + D, D the sum of |c| over the gates of both sides. D + 1 points evenly on the circle determine such a
-    polynomial, by a Fourier transform that multiplies errors by no more than D + 1; likewise each further parameter.
+    With z = e^{ia}, each entry of U and V is a polynomial in z and 1/z. U and V are equal up to a phase if and only if
+    all U_ij V_kl - U_kl V_ij vanish. A gate with coefficient c contributes z^0 or z^c. So these polynomials have powers
+    of z from some m to m + D, where D is the sum of |c| over the gates of both sides, and D + 1 equidistant points on
+    the circle determine them, by a Fourier transform that multiplies errors by at most D + 1. The same holds for each
+    further parameter.
     """
+    # 1. The grid: D + 1 points for each parameter.
     parameters = sorted(parameters_of(rule.source))
     axes = []
     for k in parameters:
         degree = sum(abs(gate.angle.coefficients[k]) for gates in rule for gate in gates)
         axes.append(_OFFSET + 2 * np.pi * np.arange(degree + 1) / (degree + 1))
     points = np.array(list(itertools.product(*axes))).reshape(math.prod(map(len, axes)), len(axes))
+    # 2. Both unitaries at all points.
     source, target = (unitaries(gates, rule.num_wires, parameters, points) for gates in rule)
     flat, other = source.reshape(len(points), -1), target.reshape(len(points), -1)
+    # 3. The phase c of each point, from the largest entry of V, and the largest difference; |c| has to be 1 as well.
     largest = np.argmax(np.abs(other), axis=1)[:, None]
     phase = np.take_along_axis(flat, largest, 1) / np.take_along_axis(other, largest, 1)
     return float(max(np.abs(flat - phase * other).max(), np.abs(np.abs(phase) - 1).max()))
@@ -270,7 +279,7 @@ def difference(rule: Rule) -> float:
 def unitaries(
     gates: Gates, num_wires: int, parameters: list[int], points: NDArray[np.float64]
 ) -> NDArray[np.complex128]:
-    """Return [K, 2^num_wires, 2^num_wires] at points [K, parameters] in radians; wire 0 is the lowest bit."""
+    """Return unitaries [K, 2^num_wires, 2^num_wires] at points [K, parameters] in radians; wire 0 is the lowest bit."""
     size = 2**num_wires
     index = np.arange(size)
     state = np.tile(np.eye(size, dtype=np.complex128), (len(points), 1, 1))
@@ -291,7 +300,7 @@ def unitaries(
     return state
 
 
-# -- Files of rules: a line that says what made them, then one rule a line; read only if whole and true --------------
+# -- Files of rules: a header in JSON, then one rule a line. A file is used only if it is complete and all rules hold.
 
 
 VERSION = 1
@@ -301,14 +310,14 @@ _REMEDY = "make it again by `python -m ddppo.domains.circuits rules out=...`"
 
 
 class RuleFile(NamedTuple):
-    """The rules of a file, and what its first line says of their making: command, seconds, counts."""
+    """The content of a file of rules."""
 
     rules: tuple[Rule, ...]
-    made_by: Mapping[str, Any]
+    made_by: Mapping[str, Any]  # the header: the command that made it, its seconds and counts
 
 
 def write(path: Path, rules: Sequence[Rule], made_by: Mapping[str, Any]) -> None:
-    """Write the rules, those of one source side by side."""
+    """Write a file of rules with its header."""
     body = "".join(f"{rule}\n" for rule in rules)
     header = {"format": _NAME, "version": VERSION, "rules": len(rules), "sha256": _sum(body), **made_by}
     write_text(path, f"{json.dumps(header)}\n{body}")
@@ -321,7 +330,7 @@ def packaged() -> RuleFile:
 
 
 def read(path: Path) -> RuleFile:
-    """Return the rules of a file. Raises ConfigError where it is damaged, of another version, or not all are true."""
+    """Read a file of rules. Raises ConfigError if it is damaged, of another version, or a rule does not hold."""
     try:
         first, _, body = path.read_text(encoding="utf-8").partition("\n")
     except (OSError, UnicodeDecodeError) as e:
@@ -330,15 +339,16 @@ def read(path: Path) -> RuleFile:
     lines = body.splitlines()
     if header.get("sha256") != _sum(body) or header.get("rules") != len(lines):
         raise ConfigError(
-            f"rules={path}: damaged, its {len(lines)} rules are not those that its first line counts and sums up: "
+            f"rules={path}: damaged, its {len(lines)} rules do not match number and checksum in its first line: "
             f"{_REMEDY}"
         )
+    # Every rule is proved again at each reading: a wrong rule would make wrong circuits.
     rules = [_true(line, f"rules={path}, line {number}", _REMEDY) for number, line in enumerate(lines, 2)]
     return RuleFile(tuple(rules), header)
 
 
 def read_own(path: Path) -> list[Rule]:
-    """Return the rules that somebody wrote, one a line; # begins a remark. Raises ConfigError unless all are true."""
+    """Read a user's rules, one a line; # starts a comment. Raises ConfigError if one does not hold."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as e:
@@ -351,7 +361,7 @@ def read_own(path: Path) -> list[Rule]:
 
 
 def _true(line: str, where: str, remedy: str) -> Rule:
-    """Return the rule of a line. Raises ConfigError where it is none, or not true."""
+    """Return the rule of a line. Raises ConfigError if it is no rule, or if its sides are not equal."""
     try:
         rule = parse(line)
     except ValueError as e:
@@ -362,7 +372,7 @@ def _true(line: str, where: str, remedy: str) -> Rule:
 
 
 def in_order(rules: Sequence[Rule]) -> list[Rule]:
-    """Return them so that rules of one source stand side by side, small before large, each once."""
+    """Return each rule once, rules of the same source side by side, otherwise in the given order."""
     sources: dict[Any, list[Rule]] = {}
     for rule in dict.fromkeys(map(canonical, rules)):
         sources.setdefault(rule.source, []).append(rule)
@@ -375,10 +385,10 @@ def _header(path: Path, line: str) -> dict[str, Any]:
     except ValueError:
         header = None
     if not isinstance(header, dict) or header.get("format") != _NAME:
-        raise ConfigError(f"rules={path}: no file of rules, its first line does not say so: {_REMEDY}")
+        raise ConfigError(f"rules={path}: not a file of rules, its first line is no header of one: {_REMEDY}")
     if header.get("version") != VERSION:
         raise ConfigError(
-            f"rules={path}: of version {header.get('version')}, and this program reads version {VERSION}: {_REMEDY}"
+            f"rules={path}: its version is {header.get('version')}, and this program reads version {VERSION}: {_REMEDY}"
         )
     return header
 

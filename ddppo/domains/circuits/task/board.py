@@ -1,4 +1,8 @@
-"""A circuit as its observation shows it, and a choice made there, in C++ (src/circuit_board.cpp); sizes that fit it."""
+"""The parts that a circuit environment is made of.
+
+In this order: `CircuitBoard` shows a circuit and rewrites it, in C++ (src/circuit_board.cpp); `LengthCap` limits
+episodes; `starts` and `rewriter` read circuits and rules; `sized` computes the sizes of observations.
+"""
 
 import ctypes
 import functools
@@ -27,10 +31,12 @@ from ddppo.domains.circuits.task.settings import (
 )
 from ddppo.errors import ConfigError
 
-# -- A circuit as its observation shows it, and a choice made there, in C++ (src/circuit_board.cpp) ------------------
+# -- A circuit as an observation, and the rewrite that an action chooses ---------------------------------------------
 
 
-REWRITTEN, UNCHANGED, WRONG = range(3)  # what became of a choice
+REWRITTEN, UNCHANGED, WRONG = range(
+    3
+)  # outcomes of a choice; WRONG: no such pair, or a rule that does not match
 _IN_CPP = (
     "kinds",
     "angles",
@@ -46,36 +52,39 @@ _IN_CPP = (
 
 
 class Choice(NamedTuple):
-    """A row that was chosen: node, rule, both -1 where there is none, and what became of it."""
+    """The result of an action."""
 
-    node: int
-    rule: int
-    became: int
+    node: int  # -1 if the action is no row of `pairs`
+    rule: int  # likewise
+    outcome: int  # REWRITTEN, UNCHANGED or WRONG
 
 
 class CircuitBoard:
-    """Shows one circuit at a time, and rewrites it.
+    """Holds one circuit and its observation, and applies rewrites to it.
 
-    circuit: what is shown, in canonical order. num_too_large counts the pairs that match there but might make a circuit
-    of more than max_nodes; num_without_room those left out because there were more than max_pairs: of too many those
-    stay that add the fewest gates, of these the first rules, then the first nodes. offered, applied: of each
-    rule, how often it was listed at the node of a choice, and chosen; the owner of the counts clears them.
+    `circuit` is the current circuit in canonical order. Not all matching pairs are offered:
+    - num_too_large counts pairs whose rewrite might exceed max_nodes gates.
+    - num_without_room counts pairs left out because more than max_pairs match. The pairs kept are those that add the
+      fewest gates; ties go to the first rules, then to the first nodes.
     """
 
     def __init__(self, rewriter: Rewriter, max_nodes: int, max_pairs: int, episode: EpisodeSettings) -> None:
         space = observation_space(max_nodes, max_pairs, rewriter.num_rules, has_mask=episode.mask)
+        # Counts of each rule: at nodes that were chosen, and chosen. C++ adds to them; `Counts` reads and clears them.
         self.offered = np.zeros(rewriter.num_rules, np.int64)
         self.applied = np.zeros(rewriter.num_rules, np.int64)
+        # The observation is one structured row, so that one copy of it is a copy of all arrays.
         self._row = np.zeros((), np.dtype([(k, v.dtype, v.shape) for k, v in space.items()], align=True))
         self._row["num_rules"] = rewriter.num_rules
         self._names = tuple(space)
         self._num_pairs, self._fresh = self._row["num_pairs"], self._row["fresh"]
-        self._facts = np.zeros(8, np.int64)  # six, and the digest
+        self._facts = np.zeros(8, np.int64)  # struct Facts of C++: six numbers, then a digest of 16 bytes
         self._result = np.zeros(max_nodes * GATE_BYTES, np.uint8)
         self._at_facts, self._at_result = self._facts.ctypes.data, self._result.ctypes.data
         self._max_nodes = max_nodes
-        self._rewriter = rewriter  # it is used as long as the board
+        self._rewriter = rewriter  # kept alive: C++ reads its rules
         self._call = functions()
+        # C++ keeps the addresses of these arrays, and writes to them in `show` and `choose`.
         once, at_nodes = episode.nop == "once", episode.nop == "nodes"
         settings = np.array([max_nodes, max_pairs, once, at_nodes, not episode.mask], np.int32)
         arrays = np.array([self._row[name].ctypes.data for name in _IN_CPP])
@@ -85,7 +94,7 @@ class CircuitBoard:
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "a circuit environment cannot be copied or pickled: make another one, and restore() the state() of this"
+            "a circuit environment cannot be copied or pickled: make another one, and restore() the state() of this one"
         )
 
     @property
@@ -94,7 +103,7 @@ class CircuitBoard:
 
     @property
     def fresh(self) -> list[int]:
-        """The nodes that the last rewrite inserted, and those just before its place."""
+        """The nodes that the last rewrite inserted, and the nodes just before its place."""
         return np.flatnonzero(self._fresh).tolist()
 
     def show(self, circuit: Circuit, fresh: Sequence[int] = ()) -> None:
@@ -102,13 +111,13 @@ class CircuitBoard:
         assert len(circuit) <= self._max_nodes, (len(circuit), self._max_nodes)
         self.circuit, self._packed = circuit, packed(circuit)
         self._call["show"](self._board, len(circuit), circuit.num_qubits, self._packed, self._at_facts)
-        self._learn()
+        self._read_facts()
         self._fresh[list(fresh)] = 1
 
     def choose(self, action: int) -> Choice:
-        """Do what row `action` of the pairs says."""
+        """Apply the pair in row `action`. If the outcome is REWRITTEN, `circuit` and the observation are new."""
         circuit = self.circuit
-        became = self._call["choose"](
+        outcome = self._call["choose"](
             self._board,
             action,
             len(circuit),
@@ -118,20 +127,21 @@ class CircuitBoard:
             self._at_facts,
         )
         node, rule, num_gates = self._facts[:3].tolist()
-        if became == REWRITTEN:
+        if outcome == REWRITTEN:
             self._packed = self._result[: num_gates * GATE_BYTES].tobytes()
             self.circuit = unpacked(circuit.num_qubits, self._packed)
-            self._learn()
-        return Choice(node, rule, became)
+            self._read_facts()
+        return Choice(node, rule, outcome)
 
     def observation(self) -> dict[str, np.ndarray]:
-        """Return what is shown, in arrays of its own."""
+        """Return a copy of the observation."""
         row = self._row.copy()
         return {name: row[name] for name in self._names}
 
-    def _learn(self) -> None:
+    def _read_facts(self) -> None:
+        # C++ has computed depth and digest on the way; the circuit need not compute them again.
         depth, self.num_too_large, self.num_without_room = self._facts[3:6].tolist()
-        self.circuit.remember(depth, self._facts[6:].tobytes())
+        self.circuit.set_computed(depth, self._facts[6:].tobytes())
 
 
 def functions() -> dict[str, Any]:
@@ -155,18 +165,19 @@ def functions() -> dict[str, Any]:
 _compiled: dict[str, Any] = {}
 
 
-# -- How many steps an episode may take: a cap that grows and shrinks with use ---------------------------------------
+# -- The length cap of episodes, which grows and shrinks with use ----------------------------------------------------
 
 
-ROUND = 8  # episodes after which the cap is set anew
+ROUND = 8  # episodes after which the cap is adjusted
 
 
 class LengthCap:
-    """The cap of one starting circuit in one environment, from min_steps up to max_steps.
+    """The cap on steps of episodes from one original circuit, between min_steps and max_steps.
 
-    After every ROUND episodes it is multiplied by 1.5 where it is below 40, else by 1.2, if one of them was cut, and
-    divided by that if the longest would have fitted into what is left. Where environments tell each other of theirs,
-    `own`, the cap is the largest: it grows at once, and shrinks when the last of them has.
+    After every ROUND episodes the cap changes by a factor f, 1.5 below 40 and 1.2 above: it is multiplied by f if an
+    episode was cut, and divided by f if the longest episode would have fitted into the smaller cap. Environments
+    exchange their `own` caps and use the largest. So the cap of all grows at once, and shrinks when the last of them
+    shrinks.
     """
 
     def __init__(self, episode: EpisodeSettings) -> None:
@@ -180,12 +191,12 @@ class LengthCap:
     def cap(self) -> int:
         return max(self.own, self._others)
 
-    def hear(self, caps: Iterable[int]) -> None:
-        """Take notice of what all environments found, this one included."""
+    def receive(self, caps: Iterable[int]) -> None:
+        """Receive the own caps of all environments, this one included."""
         self._others = max(caps, default=0)
 
     def note(self, num_steps: int) -> None:
-        """Take notice of an episode that is over."""
+        """Count a finished episode."""
         self._num_episodes += 1
         self._longest = max(self._longest, num_steps)
         if self._num_episodes < ROUND:
@@ -207,19 +218,19 @@ class LengthCap:
         self.own, self._others, self._num_episodes, self._longest = state
 
 
-# -- What a circuit environment is given: the circuits to start from, and rules made ready ---------------------------
+# -- The inputs of a circuit environment: original circuits and rules ------------------------------------------------
 
 
 class Start(NamedTuple):
-    """An original circuit, in canonical order, what the user calls it, and its cost."""
+    """An original circuit."""
 
-    name: str
-    circuit: Circuit
+    name: str  # as the user gave it
+    circuit: Circuit  # in canonical order
     cost: float
 
 
 def starts(given: str | Sequence[str], cost: Cost) -> tuple[Start, ...]:
-    """Return the circuits that a benchmark's name, a QASM path, or several of these mean. Raises ConfigError."""
+    """Return the circuits for a benchmark's name, a QASM path, or a list of these. Raises ConfigError."""
     names = [given] if isinstance(given, str) else given
     if not isinstance(names, Sequence) or not names or not all(isinstance(name, str) for name in names):
         raise ConfigError(
@@ -240,13 +251,14 @@ def starts(given: str | Sequence[str], cost: Cost) -> tuple[Start, ...]:
 
 
 def rewriter(path: str | None) -> Rewriter:
-    """Return the rules of a file (null: the package's), made ready once in a process. Raises ConfigError."""
+    """Return the rules of a file (null: the package's), compiled once in a process. Raises ConfigError."""
+    # The cache is keyed by content, so that a changed file is read again.
     if path is None:
         return _ready(None, b"")
     try:
         content = hashlib.sha256(Path(path).read_bytes()).digest()
     except OSError:
-        content = b""  # the reader says what is wrong
+        content = b""  # the reader raises the error
     return _ready(str(path), content)
 
 
@@ -257,38 +269,40 @@ def _ready(path: str | None, content: bytes) -> Rewriter:
 
 @functools.lru_cache(maxsize=4)
 def rules_digest(rewriter: Rewriter) -> str:
-    """Return 16 bytes, in hexadecimal, that tell rules and their order from others."""
+    """Return a hash, in hexadecimal, of the rules and their order."""
     return hashlib.blake2b("\n".join(map(str, rewriter.rules)).encode(), digest_size=16).hexdigest()
 
 
-# -- How much an observation has room for, and the choices that are there even where no rule matches -----------------
+# -- The sizes of observations, and the choices that are offered even if no rule matches -----------------------------
 
 
-NO_NODE = -1  # of the choice to change nothing, where it is offered once
-_PAIRS_PER_NODE = 4  # three times what the package's rules have on the benchmarks, rewritten at random
+NO_NODE = -1  # node of the choice to change nothing, if it is offered once
+_PAIRS_PER_NODE = (
+    4  # measured: three times the pairs per node of the benchmarks, randomly rewritten by our rules
+)
 
 
 def at_every_node(rewriter: Rewriter, episode: EpisodeSettings) -> list[int]:
     """Return the rules that are offered at every node, whether or not they match.
 
-    Without a mask, one more than there are stands for all that do not match there.
+    Without a mask, the number behind the last rule stands for all rules that do not match at a node.
     """
     nop = [rewriter.nop] if episode.nop == "nodes" else []
     return nop if episode.mask else [*nop, rewriter.num_rules]
 
 
 def growth_of(rewriter: Rewriter) -> np.ndarray:
-    """Return by how many gates each rule makes a circuit longer, at most: rotations by 0 are left out of it."""
+    """Return the gates that each rule adds at most. (A rewrite leaves out rotations by 0, and so may add fewer.)"""
     return np.array([*(len(rule.target) - len(rule.source) for rule in rewriter.rules), 0])
 
 
 def sized(
     sizes: SizeSettings, starts: tuple[Start, ...], rewriter: Rewriter, episode: EpisodeSettings
 ) -> tuple[int, int]:
-    """Return max_nodes and max_pairs. Raises ConfigError where a start does not fit.
+    """Return max_nodes and max_pairs. Raises ConfigError if an original circuit does not fit.
 
-    null stands for: the gates of the largest start, the slack and the longest rule's growth, rounded up to a multiple
-    of 8 (with cost=gate_count nothing is ever too large then); and for 4 pairs a node.
+    Defaults: max_nodes is the gates of the largest original + slack + the largest growth of a rule, rounded up to a
+    multiple of 8, so that with cost=gate_count no circuit is ever too large. max_pairs is 4 per node.
     """
     largest = max(starts, key=lambda start: len(start.circuit))
     gates = len(largest.circuit)

@@ -1,4 +1,4 @@
-"""Circuits that episodes start from: all that were reached from one original, by their cost."""
+"""The buffer of circuits that episodes start from: circuits reached from one original, in levels of equal cost."""
 
 from typing import Any, NamedTuple
 
@@ -7,7 +7,7 @@ import numpy as np
 from ddppo.domains.circuits.quantum import Circuit
 from ddppo.domains.circuits.quantum.circuit import cx_count
 from ddppo.domains.circuits.task.board import Start
-from ddppo.domains.circuits.task.lineage import ORIGINAL, Found, Lineage, Told
+from ddppo.domains.circuits.task.lineage import ORIGINAL, Found, Lineage, SharedCircuit
 from ddppo.domains.circuits.task.settings import (
     BufferSettings,
     of_text,
@@ -17,13 +17,12 @@ from ddppo.domains.circuits.task.settings import (
     unpacked,
 )
 
-_ENTRY_BYTES = (
-    260  # of Python's own for a circuit that is kept: a tuple, two strings of bytes, a slot in a dict
-)
+# Measured overhead of Python for a kept circuit: a tuple, two bytes objects, a slot in a dict.
+_ENTRY_BYTES = 260
 
 
 class Kept(NamedTuple):
-    """A circuit in few bytes, and the step of the lineage that made it."""
+    """A circuit as bytes, and the step of the lineage that made it."""
 
     digest: bytes
     packed: bytes
@@ -35,10 +34,10 @@ class Kept(NamedTuple):
 
 
 class GraphBuffer:
-    """Circuits of one original by cost, each once, those of a level from the oldest to the newest; and the best.
+    """Circuits of one original in levels of equal cost, each circuit once, the oldest first; and the best circuit.
 
-    At most level_size of a cost: the oldest makes room. Beyond max_bytes, lineage included, the oldest of the
-    costliest level goes, and again. The original never does.
+    A level holds at most level_size circuits; the oldest makes room for a new one. Above max_bytes, lineage included,
+    the oldest circuit of the costliest level is dropped, again and again. The original is never dropped.
     """
 
     def __init__(self, start: Start, rules: BufferSettings, max_bytes: float) -> None:
@@ -50,10 +49,12 @@ class GraphBuffer:
         self._levels: dict[float, list[Kept]] = {}
         self._kept: dict[bytes, Kept] = {}
         self._best = Kept(start.circuit.digest(), packed(start.circuit), ORIGINAL)
-        self._best_cost = self._told_cost = start.cost
-        self._best_circuit: Circuit | None = start.circuit  # made when it is asked for
+        self._best_cost = start.cost
+        self._published_cost = start.cost  # the least cost that all environments know
+        self._best_circuit: Circuit | None = start.circuit  # unpacked when it is first read
         self._insert(self._best, start.cost)
-        self._new: list[tuple[float, bytes]] = []  # the least of those kept since the last call of told()
+        # (cost, digest) of the `share` cheapest circuits kept since the last call of `publish`.
+        self._new: list[tuple[float, bytes]] = []
 
     @property
     def nbytes(self) -> int:
@@ -82,7 +83,7 @@ class GraphBuffer:
         return Found(self.start.name, self.start.circuit, self.best_circuit, self._best_cost, rewrites)
 
     def summary(self) -> dict[str, Any]:
-        """Return what is said of it at an episode's end."""
+        """Return the part of an episode's final info that describes this buffer."""
         best = self.best_circuit
         return {
             "original_cost": self.start.cost,
@@ -97,20 +98,21 @@ class GraphBuffer:
         }
 
     def note(self, circuit: Circuit, cost: float, step: int) -> None:
-        """Keep as the best what costs less than all before."""
+        """Keep a circuit as the best if it costs less than all before."""
         if cost < self._best_cost:
-            self._note(Kept(circuit.digest(), packed(circuit), step), cost)
+            self._set_best(Kept(circuit.digest(), packed(circuit), step), cost)
 
     def add(self, circuit: Circuit, cost: float, step: int) -> int:
-        """Keep a circuit that is new and costs at most what the original does, as far as there is room.
+        """Keep a circuit if it is new, costs at most as much as the original, and there is room.
 
-        Return the step to go on from, which the caller holds instead of `step`: where the circuit was kept before, that
-        of the fewest rewrites.
+        Returns the step that the episode continues from; the caller holds it instead of `step`. If the circuit was
+        already kept, this is whichever of both histories has fewer rewrites.
         """
-        if not self._takes(cost):
+        if not self._accepts(cost):
             return step
         name = circuit.digest()
         kept = self._kept.get(name)
+        # Known already: continue with the shorter history.
         if kept is not None:
             if self.lineage.length(kept.step) >= self.lineage.length(step):
                 return step
@@ -123,14 +125,16 @@ class GraphBuffer:
             self._trim()
         return step
 
-    def told(self) -> tuple[Told, ...]:
-        """Return what the others should know: the best if it is new, and the least of what was kept since last time."""
+    def publish(self) -> tuple[SharedCircuit, ...]:
+        """Return the circuits to send to all environments: the best if it is new, and the cheapest new circuits."""
         found = [(cost, self._kept[name]) for cost, name in self._new if name in self._kept]
-        if self._best_cost < self._told_cost and self._best.digest not in [kept.digest for _, kept in found]:
+        if self._best_cost < self._published_cost and self._best.digest not in [
+            kept.digest for _, kept in found
+        ]:
             found.insert(0, (self._best_cost, self._best))
-        self._new, self._told_cost = [], self._best_cost
+        self._new, self._published_cost = [], self._best_cost
         return tuple(
-            Told(
+            SharedCircuit(
                 cost,
                 kept.digest,
                 kept.packed,
@@ -141,28 +145,30 @@ class GraphBuffer:
             for cost, kept in found
         )
 
-    def take(self, told: Told) -> None:
-        """Keep what an environment, maybe this one, told of, as if it had been found here."""
-        self._told_cost = min(self._told_cost, told.cost)
-        if told.digest in self._kept:
-            self.lineage.name(self._kept[told.digest].step, told.digest)
+    def receive(self, shared: SharedCircuit) -> None:
+        """Keep a circuit that an environment sent, maybe this one, as if it had been found here."""
+        self._published_cost = min(self._published_cost, shared.cost)
+        # Known already: all environments know it now, so that later messages may refer to it by its digest.
+        if shared.digest in self._kept:
+            self.lineage.name(self._kept[shared.digest].step, shared.digest)
             self._trim()
             return
-        is_start = told.is_start and self._takes(told.cost)
-        if not is_start and told.cost >= self._best_cost:
+        is_start = shared.is_start and self._accepts(shared.cost)
+        if not is_start and shared.cost >= self._best_cost:
             return
-        step = self.lineage.graft(told.rewrites, ((told.num_rewrites, told.digest), *told.ancestors))
-        self.lineage.name(step, told.digest)
-        kept = Kept(told.digest, told.packed, step)
-        if told.cost < self._best_cost:
-            self._note(kept, told.cost)
-        if is_start and self._has_room(told.cost):
-            self._insert(kept, told.cost)
+        # Add its rewrites to the lineage, behind the nearest ancestor that is known here.
+        step = self.lineage.graft(shared.rewrites, ((shared.num_rewrites, shared.digest), *shared.ancestors))
+        self.lineage.name(step, shared.digest)
+        kept = Kept(shared.digest, shared.packed, step)
+        if shared.cost < self._best_cost:
+            self._set_best(kept, shared.cost)
+        if is_start and self._has_room(shared.cost):
+            self._insert(kept, shared.cost)
         self.lineage.release(step)
         self._trim()
 
     def draw(self, rng: np.random.Generator) -> tuple[Circuit, float, int]:
-        """Return a circuit, its cost and its step: a level by its chance, then any circuit of it alike."""
+        """Return a circuit, its cost and its step: draw a level by `chances`, then a circuit of it uniformly."""
         if self._rules.draw == "original":
             return self.start.circuit, self.start.cost, ORIGINAL
         costs = sorted(self._levels)
@@ -173,28 +179,28 @@ class GraphBuffer:
 
     def state(self) -> dict[str, Any]:
         return {
-            "levels": [[cost, [_said(kept) for kept in level]] for cost, level in self._levels.items()],
-            "best": [self._best_cost, _said(self._best)],
-            "told_cost": self._told_cost,
+            "levels": [[cost, [_encode(kept) for kept in level]] for cost, level in self._levels.items()],
+            "best": [self._best_cost, _encode(self._best)],
+            "told_cost": self._published_cost,
             "new": [[cost, name.hex()] for cost, name in self._new],
             "lineage": self.lineage.state(),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._levels = {float(cost): [_read(kept) for kept in level] for cost, level in state["levels"]}
+        self._levels = {float(cost): [_decode(kept) for kept in level] for cost, level in state["levels"]}
         self._kept = {kept.digest: kept for level in self._levels.values() for kept in level}
         self._nbytes = sum(kept.nbytes for kept in self._kept.values())
-        self._best_cost, self._best = float(state["best"][0]), _read(state["best"][1])
+        self._best_cost, self._best = float(state["best"][0]), _decode(state["best"][1])
         self._best_circuit = None
-        self._told_cost = state["told_cost"]
+        self._published_cost = state["told_cost"]
         self._new = [(cost, bytes.fromhex(name)) for cost, name in state["new"]]
         self.lineage.restore(state["lineage"])
 
-    def _takes(self, cost: float) -> bool:
+    def _accepts(self, cost: float) -> bool:
         return self._rules.draw != "original" and cost <= self.start.cost
 
     def _has_room(self, cost: float) -> bool:
-        """Return whether a circuit of this cost may be kept; the oldest of a full level goes."""
+        """Return whether a circuit of this cost may be kept. Drops the oldest circuit of a full level."""
         return len(self._levels.get(cost, ())) < self._rules.level_size or self._drop_oldest(cost)
 
     def _insert(self, kept: Kept, cost: float) -> None:
@@ -203,7 +209,7 @@ class GraphBuffer:
         self._nbytes += kept.nbytes
         self.lineage.hold(kept.step)
 
-    def _note(self, kept: Kept, cost: float) -> None:
+    def _set_best(self, kept: Kept, cost: float) -> None:
         self.lineage.hold(kept.step)
         self.lineage.release(self._best.step)
         self._best, self._best_cost, self._best_circuit = kept, cost, None
@@ -215,8 +221,9 @@ class GraphBuffer:
             pass
 
     def _drop_oldest(self, cost: float) -> bool:
-        """Drop the oldest circuit of a level, and the level with its last; False where there is the original alone."""
+        """Drop the oldest circuit of a level, and the level if it is empty. False if only the original is there."""
         level = self._levels[cost]
+        # The original is the first circuit of its level, and stays.
         place = 1 if level[0].step == ORIGINAL else 0
         if place == len(level):
             return False
@@ -230,18 +237,21 @@ class GraphBuffer:
 
 
 def chances(costs: np.ndarray, draw: str) -> np.ndarray:
-    """Return the chance of each level of cost: p ~ 1 / max(c, 1)^4, greedy p ~ 1 / (c - min c + .2)."""
+    """Return the probability of each level of cost c.
+
+    power: p ~ 1 / max(c, 1)^4. greedy: p ~ 1 / (c - min c + .2).
+    """
     if draw == "greedy":
         weights = 1 / (costs - costs.min() + 0.2)
     else:
-        floored = np.maximum(costs, 1.0)  # costs of a user's own may be 0 or below
+        floored = np.maximum(costs, 1.0)  # a user's cost may be 0 or negative
         weights = (floored.min() / floored) ** 4
     return weights / weights.sum()
 
 
-def _said(kept: Kept) -> list[Any]:
+def _encode(kept: Kept) -> list[Any]:
     return [kept.digest.hex(), text(kept.packed), kept.step]
 
 
-def _read(said: list[Any]) -> Kept:
-    return Kept(bytes.fromhex(said[0]), of_text(said[1]), said[2])
+def _decode(state: list[Any]) -> Kept:
+    return Kept(bytes.fromhex(state[0]), of_text(state[1]), state[2])

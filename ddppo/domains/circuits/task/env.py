@@ -1,4 +1,4 @@
-"""`ddppo/Circuit-v0`: here one rewrite becomes one transition."""
+"""`ddppo/Circuit-v0`, the environment: one rewrite is one step. Read `step` and `reset` first."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,14 @@ from ddppo.domains.circuits.task.board import (
     starts,
 )
 from ddppo.domains.circuits.task.buffer import GraphBuffer
-from ddppo.domains.circuits.task.lineage import ORIGINAL, Found, OfStart, PublishedCircuits, read_all, written
+from ddppo.domains.circuits.task.lineage import (
+    ORIGINAL,
+    EnvMessage,
+    Found,
+    StartMessage,
+    decode_messages,
+    encode_message,
+)
 from ddppo.domains.circuits.task.settings import Counts, observation_space, of_text, packed, text, unpacked
 from ddppo.errors import ConfigError, EnvStateError
 
@@ -32,15 +39,23 @@ Obs = dict[str, np.ndarray]
 
 
 class CircuitEnv(gym.Env):
-    """Rewrite a quantum circuit, one (node, rule) pair a step; the reward is cost before - cost after.
+    """Rewrites a quantum circuit, one (node, rule) pair a step. The reward is cost before - cost after.
 
-    An action is the index of a row of the observation's `pairs` (ddppo.domains.circuits.task.settings). terminated:
-    the cost exceeds the least of the episode by more than the slack (the start costs at most what the original does,
-    so that is never left further behind), nothing was changed where that stops, nothing is left to choose, or the
-    action was no rewrite, worth -1. truncated: the length cap. Episodes start round-robin over the circuits, each from
-    its own buffer. Buffers are this environment's own; by `publish` and `receive` they come to hold what others found.
+    An action is the index of a row of the observation's `pairs` (see task.settings.observation_space).
+
+    An episode terminates if
+    - the cost exceeds the least cost of the episode by more than the slack,
+    - the action changes nothing (with episode.nop_stop),
+    - no pair is left to choose, or
+    - the action is no offered rewrite, with a reward of -1.
+    It is truncated at the length cap.
+
+    Episodes start from each original circuit in turn, at a circuit drawn from the buffer of that original. A buffer
+    holds circuits that cost at most as much as the original. Environments exchange circuits by `publish` and
+    `receive`.
     """
 
+    # Rank 0 makes one of this class: it reads the messages of all environments, and keeps the best circuits.
     journal = "ddppo.domains.circuits.task.journal:CircuitJournal"
     metadata = {"render_modes": []}  # noqa: RUF012 (gymnasium.Env declares it so)
 
@@ -53,12 +68,14 @@ class CircuitEnv(gym.Env):
         episode: Mapping[str, Any] | None = None,
         buffer: Mapping[str, Any] | None = None,
     ) -> None:
+        # 1. Settings, circuits and rules. Each raises ConfigError with its own remedy.
         self._episode = settings.of(settings.EpisodeSettings, "episode", episode)
         self._buffer = settings.of(settings.BufferSettings, "buffer", buffer)
         given_sizes = settings.of(settings.SizeSettings, "sizes", sizes)
         self._cost_of = cost_named(cost)
         self.starts = starts(circuit, self._cost_of)
         self.rewriter = rewriter(rules)
+        # 2. The board, and spaces of its sizes.
         self._sizes = max_nodes, max_pairs = sized(given_sizes, self.starts, self.rewriter, self._episode)
         self._board = CircuitBoard(self.rewriter, max_nodes, max_pairs, self._episode)
         self._check_choices()
@@ -66,23 +83,26 @@ class CircuitEnv(gym.Env):
             max_nodes, max_pairs, self.rewriter.num_rules, has_mask=self._episode.mask
         )
         self.action_space = Discrete(max_pairs)
+        # 3. The state: buffers and caps of each original, counters, and the current episode.
         self._task = _fingerprint(
             self.starts, rules_digest(self.rewriter), cost, self._sizes, self._episode, self._buffer
         )
-        self._buffers: list[GraphBuffer] = []  # one of each start, from the first reset on
+        self._buffers: list[GraphBuffer] = []  # one for each original, from the first reset on
         self._counts = Counts(self.rewriter.num_rules, self._board.offered, self._board.applied)
+        # Index of the current original and of the next one; the lineage's step that made the current circuit.
         self._at, self._next, self._step = 0, 0, ORIGINAL
         self._is_over = True
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Obs, dict[str, Any]]:
-        """Start the next circuit's next episode. A seed begins anew: with the originals alone, at any of them."""
+        """Start an episode from the next original. With a seed: empty the buffers, and start at a random original."""
         super().reset(seed=seed)
         if seed is not None or not self._buffers:
             self._begin()
         else:
             self._buffers[self._at].lineage.release(self._step)
+        # Draw a circuit from the buffer. The lineage keeps its history as long as the episode holds its step.
         self._at, self._next = self._next, (self._next + 1) % len(self.starts)
         buffer = self._buffers[self._at]
         circuit, self._cost, self._step = buffer.draw(self.np_random)
@@ -100,55 +120,58 @@ class CircuitEnv(gym.Env):
         self._num_steps += 1
         self._counts.totals["steps"] += 1
         choice = self._board.choose(int(action))
-        if choice.became == WRONG:
+        # 1. The action changed nothing.
+        if choice.outcome == WRONG:
             return self._answer(-1.0, "not_a_choice")
-        if choice.became == UNCHANGED:
+        if choice.outcome == UNCHANGED:
             return self._answer(0.0, "nothing_changed" if self._episode.nop_stop else None)
+        # 2. The circuit is another one: record it, and see whether the episode ends here.
         saved = self._note_rewrite(choice)
         end = None if self._board.num_pairs else "no_choice"
         if self._cost > self._least + self._episode.slack:
             end = "too_costly"
         answer = self._answer(saved, end)
+        # 3. Later episodes may start from it, but not from where an episode ended.
         if not self._is_over:
             self._step = self._buffers[self._at].add(self.circuit, self._cost, self._step)
         return answer
 
     def publish(self) -> bytes:
-        """Return what the others should know since the last call (ddppo.domains.circuits.task.lineage)."""
+        """Return the message to all environments: circuits found since the last call, caps and counts (lineage.py)."""
         if not self._buffers:
             return b""
-        of_starts = tuple(
-            OfStart(buffer.told(), cap.own, (buffer.num_circuits, buffer.num_levels, buffer.nbytes))
+        messages = tuple(
+            StartMessage(buffer.publish(), cap.own, (buffer.num_circuits, buffer.num_levels, buffer.nbytes))
             for buffer, cap in zip(self._buffers, self._caps, strict=True)
         )
         counts = self._counts.state()
         self._counts.clear()
-        return written(PublishedCircuits(of_starts, counts))
+        return encode_message(EnvMessage(messages, counts))
 
-    def receive(self, news: Sequence[bytes]) -> None:
-        """Learn what all environments of a run published, in an order that all share. Raises EnvStateError."""
+    def receive(self, messages: Sequence[bytes]) -> None:
+        """Receive the messages of all environments of a run, in the same order everywhere. Raises EnvStateError."""
         if not self._buffers:
             raise EnvStateError(
-                "a circuit environment can keep no news before its first reset: call reset() first"
+                "a circuit environment can receive no messages before its first reset: call reset() first"
             )
-        every = read_all(tuple(news))
+        every = decode_messages(tuple(messages))
         for at, (buffer, cap) in enumerate(zip(self._buffers, self._caps, strict=True)):
-            cap.hear(each.of_starts[at].cap for each in every)
+            cap.receive(each.starts[at].cap for each in every)
             if self._buffer.share:
-                for told in (told for each in every for told in each.of_starts[at].circuits):
-                    buffer.take(told)
+                for shared in (shared for each in every for shared in each.starts[at].circuits):
+                    buffer.receive(shared)
 
     @property
     def circuit(self) -> Circuit:
-        """What the episode has come to."""
+        """The current circuit."""
         return self._board.circuit
 
     def best(self) -> list[Found]:
-        """Return of every starting circuit the best that this environment has met or heard of, with its rewrites."""
+        """Return the best circuit known here for each original, found or received, with its rewrites."""
         return [buffer.best() for buffer in self._buffers]
 
     def state(self) -> dict[str, Any]:
-        """Return all that decides what follows, buffers too, in plain values. Raises EnvStateError before a reset."""
+        """Return the complete state in plain values, buffers included. Raises EnvStateError before a reset."""
         if not self._buffers:
             raise EnvStateError(
                 "a circuit environment has no state before its first reset: call reset() first"
@@ -173,14 +196,14 @@ class CircuitEnv(gym.Env):
         }
 
     def restore(self, state: dict[str, Any]) -> tuple[Obs, dict[str, Any]]:
-        """Go on exactly where an environment of this task was when it gave `state`; return what it had observed last.
+        """Continue exactly from a result of `state`; return the observation and info of that moment.
 
         Raises EnvStateError for the state of another task.
         """
         if state["task"] != self._task:
             raise EnvStateError(
-                "this state is of other circuits, rules or settings than this environment's: make it with the "
-                "arguments that it had"
+                "this state belongs to an environment of other circuits, rules or settings: make this one with the "
+                "same arguments"
             )
         self._begin()
         self.np_random.bit_generator.state = state["generator"]
@@ -191,6 +214,7 @@ class CircuitEnv(gym.Env):
             cap.restore(cap_state)
             buffer.restore(buffer_state)
         self._counts.add(state["counts"])
+        # The board computes the observation again from the circuit and its fresh nodes.
         episode = state["episode"]
         self._at = episode["at"]
         circuit = unpacked(self.starts[self._at].circuit.num_qubits, of_text(episode["circuit"]))
@@ -208,7 +232,7 @@ class CircuitEnv(gym.Env):
         self._next = int(self.np_random.integers(len(self.starts)))
 
     def _check_choices(self) -> None:
-        """Raise ConfigError for a circuit that leaves nothing to choose."""
+        """Raise ConfigError if an original circuit offers no pair to choose."""
         for start in self.starts:
             self._board.show(start.circuit)
             if not self._board.num_pairs:
@@ -218,10 +242,11 @@ class CircuitEnv(gym.Env):
                 )
 
     def _note_rewrite(self, choice: Choice) -> float:
-        """Take notice of a new circuit on the board; return what it saved."""
+        """Record the new circuit on the board; return the cost saved."""
         buffer, before = self._buffers[self._at], self._cost
         self._cost = float(self._cost_of(self.circuit))
         self._counts.note_rewrite(choice.rule, before - self._cost)
+        # The new step keeps its parent alive, so that the episode need not hold the parent any longer.
         step = buffer.lineage.add(self._step, choice.node, choice.rule)
         buffer.lineage.release(self._step)
         self._step = step
@@ -236,7 +261,7 @@ class CircuitEnv(gym.Env):
         self._num_without_room += self._board.num_without_room
 
     def _answer(self, reward: float, end: str | None) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
-        """Return what step does; `end` is why the episode is terminated, one of ENDS."""
+        """Return the result of `step`. `end` is the reason why the episode terminates, one of ENDS, or None."""
         terminated = end is not None
         truncated = not terminated and self._num_steps >= self._caps[self._at].cap
         self._is_over = terminated or truncated
@@ -248,7 +273,7 @@ class CircuitEnv(gym.Env):
         return self._board.observation(), float(reward), terminated, truncated, info
 
     def _summary(self) -> dict[str, Any]:
-        """Return what is told at an episode's end; best_ is of all episodes of this circuit here."""
+        """Return the info of an episode's end. Keys with best_ describe all episodes from this original so far."""
         buffer = self._buffers[self._at]
         return {
             "circuit": buffer.start.name,
@@ -263,10 +288,10 @@ class CircuitEnv(gym.Env):
 
 
 def _fingerprint(starts: tuple[Start, ...], *others: object) -> str:
-    """Return text that is the same for environments that can restore each other's states."""
-    said = hashlib.blake2b(digest_size=16)
+    """Return a hash that is equal for environments that can restore each other's states."""
+    found = hashlib.blake2b(digest_size=16)
     for start in starts:
-        said.update(f"{start.name}\n".encode() + start.circuit.digest())
-    # EpisodeSettings and BufferSettings by their names in the first checkpoints, which are resumed by this text.
-    said.update("\n".join(str(other).replace("Settings(", "(", 1) for other in others).encode())
-    return said.hexdigest()
+        found.update(f"{start.name}\n".encode() + start.circuit.digest())
+    # Old checkpoints hold this hash with the classes called Episode and Buffer: keep these names in it.
+    found.update("\n".join(str(other).replace("Settings(", "(", 1) for other in others).encode())
+    return found.hexdigest()

@@ -1,4 +1,7 @@
-"""`CircuitJournal`: what rank 0 keeps of a run of the circuit task."""
+"""`CircuitJournal`: rank 0 reads the messages of all environments, and keeps the best circuit from each original.
+
+`BestFile` verifies and writes one best circuit; `CircuitJournal.note` is called after every iteration.
+"""
 
 import json
 import re
@@ -19,13 +22,13 @@ from ddppo.domains.circuits.quantum.rewriting import Rewriter, digest
 from ddppo.domains.circuits.task.board import Start, rules_digest
 from ddppo.domains.circuits.task.env import CircuitEnv
 from ddppo.domains.circuits.task.lineage import (
+    EnvMessage,
     Found,
-    OfStart,
-    PublishedCircuits,
-    Told,
+    SharedCircuit,
+    StartMessage,
     check_replay,
-    read_all,
-    written,
+    decode_messages,
+    encode_message,
 )
 from ddppo.domains.circuits.task.settings import (
     ENDS,
@@ -38,27 +41,30 @@ from ddppo.domains.circuits.task.settings import (
 from ddppo.errors import ConfigError, RunFolderError, TrainingError
 from ddppo.files import remove_leftovers, stored, write_json, write_text
 
-# -- The best circuit of a run from one original, in files that anyone can check: NAME.json and NAME.qasm ------------
+# -- The best circuit from one original, in two files that anyone can check: NAME.json and NAME.qasm -----------------
 
 
-_SHORT_S = 1.0  # comparisons up to this are made at once
-_PAUSE = 9  # times as long as a longer one, of many qubits, until the next
+# A comparison of unitaries of many qubits takes long. After one of more than _SHORT_S seconds, the next waits for
+# _PAUSE times its duration, so that comparing takes at most a tenth of a run.
+_SHORT_S = 1.0
+_PAUSE = 9
 LATER = "by its rewrites, repeated, each of a verified rule; to be compared as a whole later"
 
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """verified: by what it is known to be equal to the original. is_start: episodes may begin there."""
+    """The best circuit so far."""
 
     found: Found
-    verified: str
-    is_start: bool
+    verified: str  # how its equality to the original was checked, in words
+    is_start: bool  # episodes may start there
 
 
 class BestFile:
-    """Keeps both files whole at every moment; the JSON is what is read again.
+    """The files of one best circuit. Each file is complete at every moment; a later run reads the JSON file.
 
-    improvements: of each best, cost, gates, cx, depth and rewrites, and the environment steps and seconds of the run.
+    `improvements` lists for each best its cost, gates, cx, depth and rewrites, and the environment steps and seconds of
+    the run at that moment.
     """
 
     def __init__(self, folder: Path, label: str, start: Start, rewriter: Rewriter) -> None:
@@ -66,50 +72,50 @@ class BestFile:
         self._start = start
         self._rewriter = rewriter
         self.improvements: list[dict[str, float]] = []
-        self._not_before = 0.0  # seconds of time.monotonic(), of the next comparison
+        self._not_before = 0.0  # time.monotonic() of the next comparison
         self.best = Best(
             Found(start.name, start.circuit, start.circuit, start.cost, ()), "it is the original", True
         )
         if self._path.exists():
-            self._read()
+            self._read_json()
 
     def improve(self, found: Found, *, is_start: bool, env_steps: int, wall_s: float) -> None:
-        """Write a circuit that costs less, once its rewrites are repeated and its unitary is the original's.
+        """Check a better circuit and write it: its rewrites are repeated, and its unitary compared with the original's.
 
-        The latter may be left to `settle`. Raises TrainingError where it is not.
+        The comparison may be postponed to `settle`. Raises TrainingError if a check fails.
         """
         check_repeats(found, self._rewriter)
         self.best = Best(found, self._compared(found) if self._is_time() else LATER, is_start)
         when = {"env_steps": env_steps, "wall_s": wall_s}
         self.improvements.append({**numbers(found), **when})
-        write_json(self._path, self._said())
+        write_json(self._path, self._as_json())
         self._write_qasm()
 
     def settle(self, *, at_once: bool) -> None:
-        """Compare the best with the original where that was left for later, if it is time. Raises as improve."""
+        """Make the postponed comparison, if there is one and it is time. Raises as improve."""
         if self.best.verified == LATER and (at_once or self._is_time()):
             try:
-                self._settled(self._compared(self.best.found))
+                self._set_verified(self._compared(self.best.found))
             except TrainingError as e:
-                self._settled(f"it is not equal: {e}")
+                self._set_verified(f"it is not equal: {e}")
                 raise
 
-    def _settled(self, verified: str) -> None:
+    def _set_verified(self, verified: str) -> None:
         self.best = replace(self.best, verified=verified)
-        write_json(self._path, self._said())
+        write_json(self._path, self._as_json())
 
     def _is_time(self) -> bool:
         return time.monotonic() >= self._not_before
 
     def _compared(self, found: Found) -> str:
         began = time.monotonic()
-        said = verified(found)
+        how = verified(found)
         ended = time.monotonic()
         if ended - began > _SHORT_S:
             self._not_before = ended + _PAUSE * (ended - began)
-        return said
+        return how
 
-    def _said(self) -> dict[str, Any]:
+    def _as_json(self) -> dict[str, Any]:
         found = self.best.found
         return {
             "name": found.name,
@@ -124,27 +130,27 @@ class BestFile:
             "rewrites": found.rewrites,
         }
 
-    def _read(self) -> None:
-        """Go on from the file of a run before. Raises RunFolderError if it is of another circuit or other rules."""
+    def _read_json(self) -> None:
+        """Continue from the file of an earlier run. Raises RunFolderError for another circuit or other rules."""
         try:
-            said = json.loads(self._path.read_text())
-            original, smaller = (parse(said[key]).circuit.canonical() for key in ("original", "smaller"))
-            rules, rewrites = said["rules"], tuple((node, rule) for node, rule in said["rewrites"])
-            self.improvements = said["improvements"]
-            found = Found(self._start.name, self._start.circuit, smaller, float(said["cost"]), rewrites)
-            self.best = Best(found, said["verified"], said["is_start"])
+            held = json.loads(self._path.read_text())
+            original, smaller = (parse(held[key]).circuit.canonical() for key in ("original", "smaller"))
+            rules, rewrites = held["rules"], tuple((node, rule) for node, rule in held["rewrites"])
+            self.improvements = held["improvements"]
+            found = Found(self._start.name, self._start.circuit, smaller, float(held["cost"]), rewrites)
+            self.best = Best(found, held["verified"], held["is_start"])
         except (OSError, ValueError, KeyError, TypeError) as e:
             raise RunFolderError(f"{self._path} cannot be read ({e}): move it elsewhere") from e
         if original != self._start.circuit or rules != rules_digest(self._rewriter):
             raise RunFolderError(
-                f"{self._path} is of another circuit or other rules than this run's: move it elsewhere, or choose "
+                f"{self._path} belongs to another circuit or other rules than this run: move it elsewhere, or choose "
                 "another folder"
             )
         try:
             check_replay(found, self._rewriter)
         except ConfigError as e:
             raise RunFolderError(f"{self._path} is damaged: {e}") from e
-        self._write_qasm()  # of a run that ended between the two
+        self._write_qasm()  # the earlier run may have ended between writing both files
 
     def _write_qasm(self) -> None:
         write_text(self._path.with_suffix(".qasm"), as_qasm(self.best.found.circuit))
@@ -156,13 +162,13 @@ def numbers(found: Found) -> dict[str, float]:
 
 
 def compared(found: Found) -> str:
-    """Return the counts of the original and of what was found, in words."""
+    """Return gates, cx and depth of the original and of the found circuit, in words."""
     before, after = (measures(circuit) for circuit in (found.original, found.circuit))
     return ", ".join(f"{before[what]} -> {after[what]} {what}" for what in before)
 
 
 def check_repeats(found: Found, rewriter: Rewriter) -> None:
-    """Repeat the rewrites. Raises TrainingError where they lead elsewhere."""
+    """Repeat the rewrites. Raises TrainingError if they do not lead to the found circuit."""
     try:
         check_replay(found, rewriter)
     except ConfigError as e:
@@ -170,7 +176,10 @@ def check_repeats(found: Found, rewriter: Rewriter) -> None:
 
 
 def verified(found: Found) -> str:
-    """Return how it is known that a circuit that repeats is equal to its original. Raises TrainingError if not."""
+    """Compare a circuit whose rewrites were repeated with its original; return in words how they were compared.
+
+    Raises TrainingError if they differ.
+    """
     try:
         verdict = verify(found.original, found.circuit)
     except ConfigError as e:  # more qubits than memory holds
@@ -223,10 +232,11 @@ METRICS = {
 
 
 class CircuitJournal:
-    """Notes each iteration's news, and keeps the best circuit from each original in best/NAME.json and NAME.qasm.
+    """Reads the messages of each iteration, and keeps the best circuit of each original in best/NAME.json and
+    NAME.qasm.
 
-    NAME is the benchmark's, or the file's without its folder and ending; a number follows where that is there twice.
-    What is summed over iterations counts from this journal's making.
+    NAME is the benchmark's name, or the name of the QASM file; a number is appended if two are equal. Sums over
+    iterations start when the journal is made.
     """
 
     metrics = METRICS
@@ -244,19 +254,21 @@ class CircuitJournal:
             for label, start in zip(self._labels, self._starts, strict=True)
         ]
         self._counts = Counts(self._rewriter.num_rules)
-        self._wall_s: float | None = None
-        self._drawn = [each.best.found.cost for each in self._files]
+        self._wall_s: float | None = None  # seconds of the run at the last iteration
+        self._drawn = [each.best.found.cost for each in self._files]  # cost of the last picture of each
 
-    def note(self, news: list[bytes], env_steps: int, wall_s: float) -> dict[str, float]:
-        """Take notice of an iteration; return its metrics. Raises TrainingError for a best that is not verified."""
-        every = read_all(tuple(news))
+    def note(self, messages: list[bytes], env_steps: int, wall_s: float) -> dict[str, float]:
+        """Read the messages of an iteration; return its metrics. Raises TrainingError if a best fails its checks."""
+        every = decode_messages(tuple(messages))
+        # 1. The cheapest circuit that was sent, for each original. Ties go to the first environment.
         for at, file in enumerate(self._files):
-            circuits = [told for each in every for told in each.of_starts[at].circuits]
-            least = min(circuits, key=lambda told: told.cost, default=None)  # the first of equals
+            circuits = [shared for each in every for shared in each.starts[at].circuits]
+            least = min(circuits, key=lambda shared: shared.cost, default=None)
             if least is not None and least.cost < file.best.found.cost:
                 found = self._found(at, least)
                 file.improve(found, is_start=least.is_start, env_steps=env_steps, wall_s=wall_s)
             file.settle(at_once=False)
+        # 2. Counts of rewrites and ends, over all environments. (Messages of a journal have none.)
         counts = Counts(self._rewriter.num_rules)
         for each in every:
             if each.counts is not None:
@@ -277,12 +289,12 @@ class CircuitJournal:
         return pictures
 
     def before(self) -> list[bytes]:
-        """Return as news the best circuits that the folder knows, for environments that begin anew."""
+        """Return a message with the best circuits of the folder, for environments that start without a state."""
         bests = [file.best for file in self._files]
-        of_starts = []
+        starts = []
         for best in bests:
             found = best.found
-            told = Told(
+            shared = SharedCircuit(
                 found.cost,
                 digest(found.circuit),
                 packed(found.circuit),
@@ -290,15 +302,15 @@ class CircuitJournal:
                 (),
                 best.is_start,
             )
-            of_starts.append(OfStart((told,) if found.rewrites else (), 0, (0, 0, 0)))
+            starts.append(StartMessage((shared,) if found.rewrites else (), 0, (0, 0, 0)))
         return (
-            [written(PublishedCircuits(tuple(of_starts), None))]
+            [encode_message(EnvMessage(tuple(starts), None))]
             if any(best.found.rewrites for best in bests)
             else []
         )
 
     def summary(self) -> dict[str, Any]:
-        """Return the best circuits, all compared, and what episodes and the most used rules came to."""
+        """Return the best circuits, all of them compared, the totals of the run and the most used rules."""
         for file in self._files:
             file.settle(at_once=True)
         files = dict(zip(self._labels, self._files, strict=True))
@@ -322,10 +334,11 @@ class CircuitJournal:
             "most_used_rules": self._most_used(),
         }
 
-    def _found(self, at: int, told: Told) -> Found:
+    def _found(self, at: int, shared: SharedCircuit) -> Found:
         start = self._starts[at]
-        circuit = unpacked(start.circuit.num_qubits, told.packed)
-        return Found(start.name, start.circuit, circuit, told.cost, tuple(unpacked_rewrites(told.rewrites)))
+        circuit = unpacked(start.circuit.num_qubits, shared.packed)
+        rewrites = tuple(unpacked_rewrites(shared.rewrites))
+        return Found(start.name, start.circuit, circuit, shared.cost, rewrites)
 
     def _of_rewrites(self, counts: Counts, seconds: float) -> dict[str, float]:
         done = counts.totals["rewrites"]
@@ -338,19 +351,19 @@ class CircuitJournal:
                 metrics["rewrites_per_s"] = done / seconds
         return metrics | {f"ended_{end}": counts.totals[end] for end in ENDS}
 
-    def _of_starts(self, every: Sequence[PublishedCircuits]) -> dict[str, float]:
+    def _of_starts(self, every: Sequence[EnvMessage]) -> dict[str, float]:
         metrics: dict[str, float] = {}
         for at, (label, file) in enumerate(zip(self._labels, self._files, strict=True)):
             best = numbers(file.best.found)
-            told = [each.of_starts[at] for each in every]
+            sent = [each.starts[at] for each in every]
             metrics |= {f"best_{what}/{label}": best[what] for what in ("cost", "gates", "cx", "depth")}
             metrics[f"best_rewrites/{label}"] = best["num_rewrites"]
-            if told:
-                circuits, levels, sizes = np.array([of.buffer for of in told]).T
+            if sent:
+                circuits, levels, sizes = np.array([start.buffer for start in sent]).T
                 metrics[f"buffer_circuits/{label}"] = float(circuits.mean())
                 metrics[f"buffer_levels/{label}"] = float(levels.mean())
                 metrics[f"buffer_bytes/{label}"] = float(sizes.sum())
-                metrics[f"max_steps/{label}"] = max(of.cap for of in told)
+                metrics[f"max_steps/{label}"] = max(start.cap for start in sent)
         return metrics
 
     def _most_used(self) -> list[dict[str, Any]]:
@@ -363,7 +376,7 @@ class CircuitJournal:
 
 
 def labels(names: Sequence[str]) -> list[str]:
-    """Return what each circuit is called in files and metrics, no two alike."""
+    """Return a label for each circuit, for files and metrics; no two are equal."""
     found: list[str] = []
     for name in names:
         stem = re.sub(r"[^\w.^+-]", "_", re.sub(r"\.qasm$", "", Path(name).name))

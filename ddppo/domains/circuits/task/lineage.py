@@ -1,4 +1,8 @@
-"""How circuits came about, rewrite by rewrite, and what environments tell each other of them."""
+"""The history of circuits, rewrite by rewrite, and the messages in which environments exchange circuits.
+
+`Lineage` stores which rewrites made each circuit; `Found` is a best circuit with its rewrites, and `check_replay`
+repeats them; `EnvMessage` is the message of an environment.
+"""
 
 import functools
 import json
@@ -20,33 +24,35 @@ from ddppo.domains.circuits.task.settings import (
 )
 from ddppo.errors import ConfigError
 
-# -- By which rewrites circuits came from an original: a tree of steps, each kept as long as something needs it ------
+# -- A tree of rewrites from an original circuit; each step is kept as long as something refers to it ----------------
 
 
 ORIGINAL = -1  # the step of the original circuit, which no rewrite made
 _COLUMNS = 5
 _PARENT, _NODE, _RULE, _USES, _LENGTH = range(_COLUMNS)
-_GRAFT = -1  # as node of a step that stands for several rewrites
-_GRAFT_BYTES, _NAME_BYTES = 150, 280  # of Python's own, for each
-_MOST_ANCESTORS = 8
+_GRAFT = -1  # in column _NODE: the step stands for several rewrites
+_GRAFT_BYTES, _NAME_BYTES = 150, 280  # measured overhead of Python for a graft and for a name
+_MOST_ANCESTORS = 8  # that a message lists
 
-Ancestors = tuple[tuple[int, bytes], ...]  # (rewrites that lead to it, digest) of each, the nearest first
+# (number of rewrites from the original, digest) of each ancestor, the nearest first.
+Ancestors = tuple[tuple[int, bytes], ...]
 
 
 class Lineage:
-    """Steps (parent, node, rule), with a count of references: circuits that are kept, and steps that came after.
+    """Steps (parent, node, rule) with reference counts. Kept circuits and later steps refer to a step.
 
-    What came from another environment is a graft, one step for several rewrites. Circuits that all environments know
-    have their digests as names, so that a graft begins at the nearest of them that is still here.
+    A circuit received from another environment is a graft: one step for several rewrites. Circuits that all
+    environments know are named by their digests. A graft starts at the nearest named ancestor that is still here, so
+    that a shared history is stored once.
     """
 
     def __init__(self) -> None:
         self._table = np.zeros((0, _COLUMNS), np.int32)
-        self._free: list[int] = []
-        self._grafts: dict[int, bytes] = {}
+        self._free: list[int] = []  # unused rows of the table
+        self._grafts: dict[int, bytes] = {}  # packed rewrites of each graft
         self._graft_bytes = 0
-        self._names: dict[int, bytes] = {}
-        self._named: dict[bytes, int] = {}
+        self._names: dict[int, bytes] = {}  # step -> digest of its circuit
+        self._named: dict[bytes, int] = {}  # the inverse of _names
 
     def __len__(self) -> int:
         return len(self._table) - len(self._free)
@@ -58,14 +64,16 @@ class Lineage:
         )
 
     def add(self, parent: int, node: int, rule: int) -> int:
-        """Return the step that applies a rule at a node of what `parent` made; its caller holds it."""
-        return self._added(parent, node, rule, 1)
+        """Return the new step that applies a rule at a node of the circuit of `parent`. The caller holds it."""
+        return self._add_row(parent, node, rule, 1)
 
     def graft(self, rewrites: bytes, ancestors: Ancestors) -> int:
-        """Return the step that these packed rewrites lead to from the original; its caller holds it.
+        """Return the step that these packed rewrites, counted from the original, lead to. The caller holds it.
 
-        `ancestors` are circuits on their way, where it may begin; the last may be what they lead to.
+        Args:
+            ancestors: circuits on the way, the nearest first; the first may be the final circuit itself.
         """
+        # Only the rewrites behind the nearest known ancestor are stored.
         parent, length = next(
             ((self._named[name], length) for length, name in ancestors if name in self._named), (ORIGINAL, 0)
         )
@@ -73,13 +81,13 @@ class Lineage:
         if not tail:
             self.hold(parent)
             return parent
-        step = self._added(parent, _GRAFT, 0, len(tail) // REWRITE_BYTES)
+        step = self._add_row(parent, _GRAFT, 0, len(tail) // REWRITE_BYTES)
         self._grafts[step] = tail
         self._graft_bytes += len(tail) + _GRAFT_BYTES
         return step
 
     def name(self, step: int, digest: bytes) -> None:
-        """Say that all environments know what `step` made."""
+        """Record that all environments know the circuit of `step`."""
         if step != ORIGINAL and step not in self._names and digest not in self._named:
             self._names[step], self._named[digest] = digest, step
 
@@ -88,7 +96,7 @@ class Lineage:
             self._table[step, _USES] += 1
 
     def release(self, step: int) -> None:
-        """Give up a hold on a step; it goes where that was the last, and so do those before it that it alone held."""
+        """Drop one reference to a step. A step without references is freed, and its reference to its parent dropped."""
         while step != ORIGINAL:
             self._table[step, _USES] -= 1
             if self._table[step, _USES]:
@@ -101,13 +109,13 @@ class Lineage:
             step = int(self._table[step, _PARENT])
 
     def length(self, step: int) -> int:
-        """Return how many rewrites lead to what `step` made."""
+        """Return the number of rewrites from the original to the circuit of `step`."""
         return 0 if step == ORIGINAL else int(self._table[step, _LENGTH])
 
     def rewrites(self, step: int) -> Rewrites:
-        """Return (node, rule) of every rewrite from the original to what `step` made, in order."""
+        """Return (node, rule) of every rewrite from the original to the circuit of `step`, in order."""
         found: list[tuple[int, int]] = []
-        cells = self._table.reshape(-1).data  # a memoryview: its numbers are read several times as fast
+        cells = self._table.reshape(-1).data  # a memoryview is read several times as fast as an array
         while step != ORIGINAL:
             row = _COLUMNS * step
             if cells[row + _NODE] == _GRAFT:
@@ -118,7 +126,7 @@ class Lineage:
         return tuple(reversed(found))
 
     def ancestors(self, step: int) -> Ancestors:
-        """Return the nearest circuits with names on the way from the original to what `step` made."""
+        """Return the nearest named circuits on the way from the original to the circuit of `step`."""
         found = []
         for at in self._back(step):
             if at in self._names:
@@ -148,7 +156,8 @@ class Lineage:
             yield step
             step = int(self._table[step, _PARENT])
 
-    def _added(self, parent: int, node: int, rule: int, num_rewrites: int) -> int:
+    def _add_row(self, parent: int, node: int, rule: int, num_rewrites: int) -> int:
+        # The table doubles when it is full; rows of freed steps are used again.
         if not self._free:
             size = len(self._table)
             self._table = np.concatenate([self._table, np.zeros((max(size, 64), _COLUMNS), np.int32)])
@@ -159,115 +168,128 @@ class Lineage:
         return step
 
 
-# -- The best circuit that was found, with the rewrites that lead to it from the original, which anyone can repeat
+# -- A best circuit, with the rewrites that lead to it from the original. Repeating them checks it. ------------------
 
 
 class Found(NamedTuple):
-    """A circuit, its cost, and (node, rule) of every rewrite from `original` to it; nodes count in canonical order."""
+    """A circuit found from an original."""
 
-    name: str
+    name: str  # of the original
     original: Circuit
     circuit: Circuit
     cost: float
-    rewrites: tuple[tuple[int, int], ...]
+    rewrites: tuple[tuple[int, int], ...]  # (node, rule) of each; nodes are counted in canonical order
 
 
 def replayed(rewriter: Rewriter, original: Circuit, rewrites: Iterable[tuple[int, int]]) -> Circuit:
-    """Return what the rewrites make of a circuit. Raises ConfigError that counts up to the first that cannot be."""
+    """Return the circuit after these rewrites. Raises ConfigError with the number of the first that does not apply."""
     circuit = original.canonical()
     for number, (node, rule) in enumerate(rewrites, 1):
         try:
             circuit, _ = rewriter.apply(circuit, node, rule)
         except ConfigError as e:
             raise ConfigError(
-                f"rewrite {number}: {e}: replay with the original and the rules that it was found by"
+                f"rewrite {number}: {e}: replay with the original circuit and the rules of the search"
             ) from e
     return circuit
 
 
 def check_replay(found: Found, rewriter: Rewriter) -> None:
-    """Repeat the rewrites. Raises ConfigError where they make another circuit than the one that was found."""
+    """Repeat the rewrites. Raises ConfigError if they do not lead to the circuit that was found."""
     circuit = replayed(rewriter, found.original, found.rewrites)
     if digest(circuit) != digest(found.circuit):
         raise ConfigError(
             f"{found.name}: its {len(found.rewrites)} rewrites lead to another circuit of {len(circuit)} gates: "
-            "replay with the original and the rules that it was found by"
+            "replay with the original circuit and the rules of the search"
         )
 
 
 def confirmed(found: Found, rewriter: Rewriter) -> Verdict:
-    """Repeat the rewrites, and compare what they make with the original as unitaries. Raises as check_replay."""
+    """Repeat the rewrites, and compare the result with the original as unitaries. Raises as check_replay."""
     check_replay(found, rewriter)
     return verify(found.original, found.circuit)
 
 
-# -- What an environment tells the others between iterations, as bytes: circuits, length caps, and counts ------------
+# -- Messages between environments, exchanged after each iteration: circuits, length caps and counts -----------------
 
 
-class Told(NamedTuple):
-    """A circuit that was found, with the packed rewrites that lead to it from the original.
-
-    ancestors: (rewrites up to it, digest) of circuits on the way that all environments were told of, the nearest
-    first. is_start: an episode went on from it, so that others may begin there.
-    """
+class SharedCircuit(NamedTuple):
+    """A circuit that an environment sends to all others."""
 
     cost: float
     digest: bytes
-    packed: bytes
-    rewrites: bytes
-    ancestors: tuple[tuple[int, bytes], ...]
-    is_start: bool
+    packed: bytes  # the circuit
+    rewrites: bytes  # packed, from the original to the circuit
+    ancestors: Ancestors  # circuits on the way that all environments know
+    is_start: bool  # episodes may start there; false if its own episode ended with it
 
     @property
     def num_rewrites(self) -> int:
         return len(self.rewrites) // REWRITE_BYTES
 
 
-class OfStart(NamedTuple):
-    """What one environment publishes of one starting circuit. buffer: circuits, levels and bytes that it keeps."""
+class StartMessage(NamedTuple):
+    """The part of a message that concerns one original circuit."""
 
-    circuits: tuple[Told, ...]
-    cap: int
-    buffer: tuple[int, int, int]
-
-
-class PublishedCircuits(NamedTuple):
-    """What an environment publishes. of_starts: in the order of the starts. counts: of Counts; None of a journal."""
-
-    of_starts: tuple[OfStart, ...]
-    counts: dict[str, Any] | None
+    circuits: tuple[SharedCircuit, ...]
+    cap: int  # the environment's own length cap
+    buffer: tuple[int, int, int]  # circuits, levels and bytes in its buffer
 
 
-def written(news: PublishedCircuits) -> bytes:
-    said = {
-        "starts": [[[_said(told) for told in of.circuits], of.cap, of.buffer] for of in news.of_starts],
-        "counts": news.counts,
+class EnvMessage(NamedTuple):
+    """The message of an environment, or of a journal at the start of a run."""
+
+    starts: tuple[StartMessage, ...]  # one for each original circuit, in their order
+    counts: dict[str, Any] | None  # of Counts; None in the message of a journal
+
+
+def encode_message(message: EnvMessage) -> bytes:
+    plain = {
+        "starts": [
+            [[_encode_circuit(shared) for shared in start.circuits], start.cap, start.buffer]
+            for start in message.starts
+        ],
+        "counts": message.counts,
     }
-    return zlib.compress(json.dumps(said).encode(), 1)
+    return zlib.compress(json.dumps(plain).encode(), 1)
 
 
 @functools.lru_cache(maxsize=1)
-def read_all(news: tuple[bytes, ...]) -> tuple[PublishedCircuits, ...]:
-    """Return what was told; silence is left out. The environments of a process share one reading of an exchange."""
-    return tuple(_read(each) for each in news if each)
+def decode_messages(messages: tuple[bytes, ...]) -> tuple[EnvMessage, ...]:
+    """Return the decoded messages; empty ones are left out.
+
+    All environments of a process receive the same messages: the cache decodes them once.
+    """
+    return tuple(_decode(each) for each in messages if each)
 
 
-def _read(news: bytes) -> PublishedCircuits:
-    said = json.loads(zlib.decompress(news))
-    return PublishedCircuits(
+def _decode(message: bytes) -> EnvMessage:
+    plain = json.loads(zlib.decompress(message))
+    return EnvMessage(
         tuple(
-            OfStart(tuple(_told(*told) for told in circuits), cap, tuple(buffer))
-            for circuits, cap, buffer in said["starts"]
+            StartMessage(tuple(_decode_circuit(*shared) for shared in circuits), cap, tuple(buffer))
+            for circuits, cap, buffer in plain["starts"]
         ),
-        said["counts"],
+        plain["counts"],
     )
 
 
-def _said(told: Told) -> list[Any]:
-    ancestors = [[length, digest.hex()] for length, digest in told.ancestors]
-    return [told.cost, told.digest.hex(), text(told.packed), text(told.rewrites), ancestors, told.is_start]
+def _encode_circuit(shared: SharedCircuit) -> list[Any]:
+    ancestors = [[length, digest.hex()] for length, digest in shared.ancestors]
+    return [
+        shared.cost,
+        shared.digest.hex(),
+        text(shared.packed),
+        text(shared.rewrites),
+        ancestors,
+        shared.is_start,
+    ]
 
 
-def _told(cost: float, digest: str, packed: str, rewrites: str, ancestors: list[Any], is_start: bool) -> Told:
+def _decode_circuit(
+    cost: float, digest: str, packed: str, rewrites: str, ancestors: list[Any], is_start: bool
+) -> SharedCircuit:
     known = tuple((length, bytes.fromhex(name)) for length, name in ancestors)
-    return Told(float(cost), bytes.fromhex(digest), of_text(packed), of_text(rewrites), known, is_start)
+    return SharedCircuit(
+        float(cost), bytes.fromhex(digest), of_text(packed), of_text(rewrites), known, is_start
+    )

@@ -1,4 +1,7 @@
-"""What the task is given, and what its observations and messages hold."""
+"""The data of the circuit task: its keyword arguments, its observation space, its counters and its byte formats.
+
+Each part of this file stands alone; board.py, buffer.py, lineage.py and env.py use them.
+"""
 
 import base64
 import dataclasses
@@ -22,10 +25,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class SizeSettings:
-    """What observations are padded to. null: as `task.board.sized` finds for circuits and rules."""
+    """The sizes to which observations are padded. null: computed from circuits and rules by `task.board.sized`."""
 
-    max_nodes: int | None = None
-    max_pairs: int | None = None
+    max_nodes: int | None = None  # gates of a circuit at most
+    max_pairs: int | None = None  # choices (node, rule) that are offered at most
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -35,19 +38,14 @@ class SizeSettings:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSettings:
-    """When an episode ends.
+    """The choices of an episode, and when it ends."""
 
-    slack: by how much the cost may exceed the least that the episode has seen, its start's included. min_steps and
-    max_steps: between which the length cap grows and shrinks. nop: the choice to change nothing is offered once, at
-    every one of the nodes, or never; nop_stop: it ends the episode. mask=false offers at every node a choice that
-    stands for all rules that do not match there, and costs 1 and ends the episode.
-    """
-
-    slack: float = 6.0
-    min_steps: int = 20
+    slack: float = 6.0  # terminated if the cost exceeds the least cost of the episode by more
+    min_steps: int = 20  # the length cap grows and shrinks between min_steps and max_steps (board.LengthCap)
     max_steps: int = 600
-    nop: str = "once"
-    nop_stop: bool = True
+    nop: str = "once"  # the choice to change nothing is offered once, at each of the "nodes", or "never"
+    nop_stop: bool = True  # that choice ends the episode
+    # false: each node also offers one choice for all rules that do not match there; it costs 1 and ends the episode.
     mask: bool = True
 
     def __post_init__(self) -> None:
@@ -66,18 +64,14 @@ class EpisodeSettings:
 
 @dataclass(frozen=True, slots=True)
 class BufferSettings:
-    """From which circuits episodes start.
+    """The buffer of circuits from which episodes start."""
 
-    draw: power draws a level of cost in proportion to 1 / cost^4, greedy to 1 / (cost - least + .2), original takes
-    the original circuit always. level_size: circuits of one cost, at most. megabytes: of all buffers of one
-    environment, which its starting circuits share evenly. share: how many circuits, of each that is started from, an
-    environment tells the others of in an iteration; 0 keeps buffers apart.
-    """
-
+    # power draws a level of cost with p ~ 1 / cost^4, greedy with p ~ 1 / (cost - least + .2); original always starts
+    # from the original circuit.
     draw: str = "power"
-    level_size: int = 2000
-    megabytes: float = 32.0
-    share: int = 4
+    level_size: int = 2000  # circuits of one cost, at most
+    megabytes: float = 32.0  # of all buffers of an environment, shared evenly by its original circuits
+    share: int = 4  # circuits that an environment sends to the others in an iteration, per original; 0: none
 
     def __post_init__(self) -> None:
         _check_choice(self, "buffer", "draw", ("power", "greedy", "original"))
@@ -87,7 +81,7 @@ class BufferSettings:
 
 
 def of(kind: type[T], name: str, given: Mapping[str, Any] | None) -> T:
-    """Return the group of this name. Raises ConfigError for a key that it has not, or a value that breaks its rule."""
+    """Return the settings of a group. Raises ConfigError for an unknown key or a value out of range."""
     if given is not None and not isinstance(given, Mapping):
         raise ConfigError(f"{name}={given}: give its settings by name, as {name}.<setting>=<value>")
     fields: Any = kind  # a dataclass
@@ -115,29 +109,32 @@ def _check_number(group: Any, name: str, key: str) -> None:
 def _check_choice(group: Any, name: str, key: str, choices: tuple[Any, ...]) -> None:
     value = getattr(group, key)
     if not any(value is choice or (isinstance(choice, str) and value == choice) for choice in choices):
-        said = ", ".join(str(choice).lower() for choice in choices)
-        raise ConfigError(f"{name}.{key}={value}: has to be one of {said}")
+        allowed = ", ".join(str(choice).lower() for choice in choices)
+        raise ConfigError(f"{name}.{key}={value}: has to be one of {allowed}")
 
 
-# -- A circuit as arrays of fixed size: its DAG, and what can be done to it ------------------------------------------
-# All that a model of any kind needs: a choice is the index of a row of `pairs`, so a node, and a rule at that node,
-# can be chosen in two stages from the observation alone.
+# -- The observation: a circuit as a DAG and the choices in it, as arrays of fixed size ------------------------------
+# An action is the index of a row of `pairs`, (node, rule). A model can therefore choose in two stages, a node and
+# then a rule at that node, from the observation alone.
 
 
-PADDING = -1  # of whole numbers; 0 of others
-_LONGEST = 127  # gates that a rule may add or take away
+PADDING = -1  # of integer arrays; other arrays are padded with 0
+_LONGEST = 127  # gates that a rule may add or remove
 
 
 def observation_space(max_nodes: int, max_pairs: int, num_rules: int, *, has_mask: bool = True) -> Dict:
-    """Return the space. Nodes are gates in canonical order; edges and pairs ascend.
+    """Return the observation space. Nodes are gates in canonical order; edges and pairs are sorted.
 
-    kinds [max_nodes]: 0 h, 1 x, 2 cx, 3 rz. angles [max_nodes, 2]: sin and cos of an rz, 0 of others.
-    edges [2 max_nodes, 4]: source, its port, destination, its port; port 1 is a cx's target. pairs [max_pairs, 2]:
-    node and rule, the last rule changes nothing and has node -1 where it is offered once; without a mask, num_rules
-    stands for what does not match. num_nodes, num_edges and num_pairs [1]: how many are real. num_rules [1]: always the
-    same, for models that have an output for each. growth [max_pairs]: gates that the rule of each pair adds, rotations
-    by 0 among them. fresh [max_nodes]: inserted by the last rewrite or just before its place. action_mask [max_pairs]:
-    the first num_pairs.
+    kinds [max_nodes]: 0 h, 1 x, 2 cx, 3 rz.
+    angles [max_nodes, 2]: sin and cos of the angle of an rz; 0 for other gates.
+    edges [2 max_nodes, 4]: source, its port, destination, its port; port 1 is the target of a cx.
+    pairs [max_pairs, 2]: node and rule. The last rule changes nothing; if it is offered once, its node is -1. Without a
+        mask, rule num_rules stands for all rules that do not match at the node.
+    num_nodes, num_edges, num_pairs [1]: rows that are no padding.
+    num_rules [1]: a constant, for models with one output per rule.
+    growth [max_pairs]: gates that the rule of each pair adds, rotations by 0 included.
+    fresh [max_nodes]: gates inserted by the last rewrite, and the gates just before its place.
+    action_mask [max_pairs]: true for the first num_pairs.
     """
     most = {"nodes": max_nodes, "edges": 2 * max_nodes, "pairs": max_pairs, "rules": num_rules}
     ends = np.array([max_nodes - 1, 1, max_nodes - 1, 1], np.int32)
@@ -161,23 +158,27 @@ def _rows(number: int, high: np.ndarray) -> Box:
     return Box(np.full_like(high, PADDING), high, dtype=np.int32)
 
 
-# -- What an environment counts between two calls of publish(): steps, ends, and what each rule was good for ---------
+# -- Counters of an environment between two calls of publish(): steps, ends of episodes, and the use of each rule ----
 
 
+# Why an episode ended; "cut" is the length cap, all others are terminations.
 ENDS = ("too_costly", "nothing_changed", "no_choice", "not_a_choice", "cut")
 _TOTALS = ("steps", "rewrites", "lowered", "kept", "raised", *ENDS)
 
 
 class RuleCounts(NamedTuple):
-    """Of one rule. offered: choices at nodes where it matched; applied: where it was chosen; saved: cost, in sum."""
+    """The use of one rule."""
 
-    offered: int
-    applied: int
-    saved: float
+    offered: int  # times that a node was chosen at which it matched
+    applied: int  # times that it was chosen
+    saved: float  # sum of cost before - cost after
 
 
 class Counts:
-    """Totals by name, and of each rule; offered and applied [num_rules] may be arrays that others count in."""
+    """Totals by name, and counts of each rule.
+
+    offered and applied [num_rules] may be arrays of a CircuitBoard, which counts them in C++.
+    """
 
     def __init__(
         self, num_rules: int, offered: np.ndarray | None = None, applied: np.ndarray | None = None
@@ -188,24 +189,24 @@ class Counts:
         self._saved = np.zeros(num_rules)
 
     def note_rewrite(self, rule: int, saved: float) -> None:
-        """Count a rewrite and what it saved; `applied` is counted by the board."""
+        """Count a rewrite and the cost that it saved. (The board counts `applied`.)"""
         self.totals["rewrites"] += 1
         self.totals["lowered" if saved > 0 else "raised" if saved < 0 else "kept"] += 1
         self._saved[rule] += saved
 
     def rules(self) -> dict[int, RuleCounts]:
-        """Return the rules that were offered, by number."""
+        """Return the counts of all rules that were offered, by the rule's number."""
         rules = np.flatnonzero(self._offered)
         rows = zip(
             *(array[rules].tolist() for array in (self._offered, self._applied, self._saved)), strict=True
         )
         return {rule: RuleCounts(*row) for rule, row in zip(rules.tolist(), rows, strict=True)}
 
-    def add(self, said: dict[str, Any]) -> None:
-        """Add what a state says."""
-        for name, number in said["totals"].items():
+    def add(self, state: dict[str, Any]) -> None:
+        """Add the counts of a result of `state`."""
+        for name, number in state["totals"].items():
             self.totals[name] += number
-        for rule, offered, applied, saved in said["rules"]:
+        for rule, offered, applied, saved in state["rules"]:
             self._offered[rule] += offered
             self._applied[rule] += applied
             self._saved[rule] += saved
@@ -222,15 +223,16 @@ class Counts:
         }
 
 
-# -- Circuits and rewrites in few bytes, and as text for states and messages -----------------------------------------
+# -- Circuits and rewrites as bytes, and bytes as text for JSON ------------------------------------------------------
 
 
-Rewrites = tuple[tuple[int, int], ...]  # (node, rule) of each, in order
-GATE_BYTES = 13  # its angle, two wires and kind
-REWRITE_BYTES = 8
+Rewrites = tuple[tuple[int, int], ...]  # (node, rule) of each rewrite, in order
+GATE_BYTES = 13  # angle int64, two wires int16, kind uint8
+REWRITE_BYTES = 8  # node and rule int32
 
 
 def packed(circuit: Circuit) -> bytes:
+    """Return all angles, then all wires, then all kinds, little-endian; src/circuit_board.cpp reads the same."""
     return b"".join(
         array.tobytes()
         for array in (circuit.angles.astype("<i8"), circuit.wires.astype("<i2"), circuit.kinds)
@@ -238,7 +240,7 @@ def packed(circuit: Circuit) -> bytes:
 
 
 def unpacked(num_qubits: int, given: bytes) -> Circuit:
-    """Return a circuit that was packed; its arrays are views of `given`."""
+    """Return the circuit of a result of `packed`. Its arrays are views of `given`."""
     n = len(given) // GATE_BYTES
     angles = np.frombuffer(given, "<i8", n)
     wires = np.frombuffer(given, "<i2", 2 * n, 8 * n).reshape(n, 2)
