@@ -1,4 +1,8 @@
-"""CAGE challenge 2: a network of 13 hosts is defended against an attacker. Rules and choices: docs/cage2.md."""
+"""CAGE challenge 2: Blue defends a network of 13 hosts against Red. Rules and choices: docs/cage2.md.
+
+Read in this order: rules.py (the game as data), games.py (a step of n games), env.py (the task), orders.py (orders of
+priority), search/ (the search over orders while a run trains); search_*.py make its report.
+"""
 
 from ddppo.plugins import Plugin
 

@@ -1,6 +1,7 @@
-"""`ddppo/CybORG-v0`: CAGE challenge 2 as an installed CybORG plays it; actions, observations and orders are ours.
+"""`ddppo/CybORG-v0`: CAGE challenge 2 played by an installed CybORG, with the actions, observations and orders of
+CageEnv.
 
-To compare ours with, and a task with steps of 2 ms, for which pools are made.
+It serves to compare `ddppo/CAGE2-v0` with the original, and as a task whose steps of 2 ms need a pool of processes.
 """
 
 import importlib
@@ -22,7 +23,8 @@ from ddppo.domains.cage2.rules import ACTIONS, HOST, NUM_HOSTS
 from ddppo.envs.single import CONTEXT
 from ddppo.errors import ConfigError
 
-_RED = {  # where CybORG has its agents
+# Import paths of CybORG's agents.
+_RED = {
     "b_line": "CybORG.Agents:B_lineAgent",
     "meander": "CybORG.Agents.SimpleAgents.Meander:RedMeanderAgent",
     "sleep": "CybORG.Agents:SleepAgent",
@@ -38,13 +40,12 @@ _ONE = np.zeros(1, np.int64)
 
 
 class CyborgEnv(gym.Env):
-    """One game of CybORG; green is asleep, as in the challenge. Never terminated, truncated after episode_steps.
+    """One game of CybORG. Green is asleep, as in the challenge. Never terminated, truncated after episode_steps.
 
-    With an order it observes, pays and publishes as CageEnv does. true_state_every: how old `compromised` may be in
-    steps; a repair is judged by the state that it finds, never by an older one.
+    With an order, observations, rewards and messages are those of CageEnv.
 
-    CybORG draws from the one generator of `random` and the one of NumPy that a process has. Each environment keeps
-    their states between its calls, so that several in one process, as in an evaluation, do not disturb each other.
+    CybORG draws from the global generators of `random` and NumPy. Each environment saves and restores their states
+    around its own calls, so that several environments in one process, as in an evaluation, do not affect each other.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012 (gymnasium.Env declares it so)
@@ -55,7 +56,7 @@ class CyborgEnv(gym.Env):
         self,
         red: str = "b_line",
         episode_steps: int = 100,
-        true_state_every: int = 10,
+        true_state_every: int = 10,  # steps after which `compromised` is read again; repairs always read it anew
         order: str | Sequence[int] | None = None,
         compliance: str = "state",
         alignment_weight: float = 30.0,
@@ -80,13 +81,13 @@ class CyborgEnv(gym.Env):
         self._generators = _seeded(0)
         with self._own_generators():
             self.game = _make_game(red)
-            self.game.reset()  # which lists Blue's actions; before, CybORG's wrapper may have those of Red
+            self.game.reset()  # lists Blue's actions; before a reset, CybORG's wrapper may list those of Red
             self._number = _numbers(self.game)
         self._true_state = TrueState(self._read_true_state, true_state_every)
 
     @property
     def compromised(self) -> np.ndarray:
-        """What Red had on each host `[13]` less than true_state_every steps ago: 0 nothing, 1 a user's, 2 root."""
+        """The true state `[13]`, less than true_state_every steps old: 0 no session of Red, 1 a user's, 2 root."""
         return self._true_state.lately()
 
     def reset(
@@ -117,14 +118,14 @@ class CyborgEnv(gym.Env):
         return self._observed(obs), float(reward), False, is_over, {}
 
     def publish(self) -> bytes:
-        """Return what came of the episodes that ended, where there is an order."""
+        """Return the results of episodes that ended since the last call; empty without an order."""
         return b"" if self.orders is None else self.orders.publish()[0]
 
-    def receive(self, news: Sequence[bytes]) -> None:
-        """Nothing that others tell changes a game."""
+    def receive(self, messages: Sequence[bytes]) -> None:
+        """Ignore messages: no game depends on other games."""
 
     def _found(self, action: int) -> np.ndarray:
-        """Return the true state `[13]` that an action is judged by; zeros for one that is not."""
+        """Return the true state `[13]` for judging an action; zeros if the action is no repair."""
         is_judged = self._needs_state and KIND_REPAIRED[action] >= 0
         return self._true_state.now() if is_judged else np.zeros(NUM_HOSTS, np.uint8)
 
@@ -147,7 +148,7 @@ class CyborgEnv(gym.Env):
 
 
 class TrueState:
-    """What Red has on each host `[13]`; reading it takes as long as a step, so a reading may serve `every` steps."""
+    """Red's access to each host `[13]`. A reading takes as long as a step, so one may serve for `every` steps."""
 
     def __init__(self, read: Callable[[], np.ndarray], every: int) -> None:
         self._read = read
@@ -159,16 +160,16 @@ class TrueState:
         self._age = None
 
     def grow_older(self) -> None:
-        """Note that a step was done."""
+        """Count a step."""
         if self._age is not None:
             self._age += 1
 
     def lately(self) -> np.ndarray:
-        """Return it as it was less than `every` steps ago."""
+        """Return the state of less than `every` steps ago."""
         return self.now() if self._age is None or self._age >= self._every else self._last
 
     def now(self) -> np.ndarray:
-        """Return it as it is."""
+        """Return the current state."""
         if self._age != 0:
             self._last, self._age = self._read(), 0
         return self._last
@@ -178,7 +179,7 @@ class TrueState:
 
 
 def _make_game(red: str) -> Any:
-    """Make the game as the challenge evaluates it. Raises ConfigError where CybORG is not there, or is another."""
+    """Make the game as the challenge evaluates it. Raises ConfigError if CybORG is missing or another version."""
     try:
         cyborg = importlib.import_module("CybORG").CybORG
         module, _, name = _RED[red].partition(":")
@@ -199,7 +200,7 @@ def _make_game(red: str) -> Any:
 
 
 def _numbers(game: Any) -> list[int]:
-    """Return CybORG's number of each of our actions, by their names. Raises ConfigError where it has others."""
+    """Return CybORG's number of each of our actions, found by name. Raises ConfigError if the names differ."""
     names = [
         " ".join(filter(None, (type(action).__name__, getattr(action, "hostname", None))))
         for action in game.get_attr("possible_actions")
@@ -210,7 +211,7 @@ def _numbers(game: Any) -> list[int]:
 
 
 def _compromised(true_state: Any) -> np.ndarray:
-    """Return what Red has on each host `[13]`, by its sessions: 0 nothing, 1 a user's, 2 root's or SYSTEM's."""
+    """Return Red's access to each host `[13]` by its sessions: 0 none, 1 a user's, 2 root's or SYSTEM's."""
     found = np.zeros(NUM_HOSTS, np.uint8)
     for name, h in HOST.items():
         users = {s["Username"] for s in true_state.get(name, {}).get("Sessions", ()) if s["Agent"] == "Red"}
@@ -219,7 +220,7 @@ def _compromised(true_state: Any) -> np.ndarray:
 
 
 def _seeded(key: int) -> tuple[Any, Any]:
-    """Return the states of both generators of a process after a seed."""
+    """Return the states of the generators of `random` and NumPy after seeding them with `key`."""
     return random.Random(key).getstate(), np.random.RandomState(key).get_state()
 
 

@@ -1,4 +1,7 @@
-"""`ddppo/CAGE2-v0`: one game, as a batch of one."""
+"""`ddppo/CAGE2-v0`: `CageEnv` is one game, `Cage2` steps all games of a rank at once (env.backend=batched).
+
+With an order of priority, `OrdersJournal` reports how episodes kept to it.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +15,7 @@ from ddppo.config.settings import EnvConfig
 from ddppo.domains.cage2.games import OBS_SIZE, Games
 from ddppo.domains.cage2.orders import CODE_SIZE, JOURNAL, ordered_step, orders_of
 from ddppo.domains.cage2.rules import NUM_ACTIONS
-from ddppo.domains.cage2.search.outcomes import read
+from ddppo.domains.cage2.search.outcomes import decode_outcomes
 from ddppo.envs.backends.batched import Dynamics
 from ddppo.envs.single import CONTEXT
 from ddppo.errors import ConfigError
@@ -21,14 +24,15 @@ _ONE = np.zeros(1, np.int64)
 
 
 class CageEnv(gym.Env):
-    """Defend the network against an agent `red`, while users (`green`) are asleep or active. Rules: docs/cage2.md.
+    """Blue defends the network against the agent `red`, while users (`green`) are asleep or active (docs/cage2.md).
 
-    Never terminated; truncated after episode_steps, 30, 50 or 100 in the challenge. Observations `[52]` are zeros and
-    ones, actions the 145 of `rules.ACTIONS`. With an order of priority, repairs that keep to it are rewarded, its code
-    `[25]` is observed beside them, and what came of episodes is published (`orders.Orders`).
+    Actions are the 145 of `rules.ACTIONS`, observations `[52]` are zeros and ones. An episode is never terminated; it
+    is truncated after episode_steps, 30, 50 or 100 in the challenge. With an order of priority, repairs that keep to
+    it are rewarded, its code `[25]` is part of the observation, and results of episodes are published
+    (`orders.Orders`).
     """
 
-    journal: str | None = None
+    journal: str | None = None  # the class on rank 0 that reads published messages; None without an order
 
     metadata = {"render_modes": []}  # noqa: RUF012 (gymnasium.Env declares it so)
 
@@ -69,7 +73,7 @@ class CageEnv(gym.Env):
         return self._observe(), float(reward), False, is_over, {}
 
     def state(self) -> dict[str, Any]:
-        """Return all that decides what follows, in plain values."""
+        """Return the complete state in plain values."""
         orders = {} if self.orders is None else {"orders": self.orders.state()}
         return {"generator": self.np_random.bit_generator.state, "game": self.games.state(), **orders}
 
@@ -81,11 +85,11 @@ class CageEnv(gym.Env):
         return self._observe(), {}
 
     def publish(self) -> bytes:
-        """Return what came of the episodes that ended, where there is an order."""
+        """Return the results of episodes that ended since the last call; empty without an order."""
         return b"" if self.orders is None else self.orders.publish()[0]
 
-    def receive(self, news: Sequence[bytes]) -> None:
-        """Nothing that others tell changes a game."""
+    def receive(self, messages: Sequence[bytes]) -> None:
+        """Ignore messages: no game depends on other games."""
 
     def _observe(self) -> Any:
         obs = self.games.obs[0].copy()
@@ -93,7 +97,7 @@ class CageEnv(gym.Env):
 
 
 def episode_key(generator: np.random.Generator) -> np.ndarray:
-    """Draw what decides all that is random in an episode `[1]`."""
+    """Draw the key `[1]` that determines all random numbers of an episode."""
     return generator.integers(2**64, size=1, dtype=np.uint64)
 
 
@@ -108,7 +112,7 @@ def check_episode_steps(episode_steps: int) -> None:
 
 
 class Cage2(Dynamics):
-    """The games of E environments; its state is their records, as bytes. Codes of orders stand before what is seen."""
+    """The games of E environments. Their state is their records as bytes. The code of an order comes first in obs."""
 
     env_axis = 0
 
@@ -164,12 +168,12 @@ class Cage2(Dynamics):
 
 
 def _of_one(state: dict[str, Any], i: int) -> dict[str, Any]:
-    """Return, of lists with an entry for each game, the entry of game i, as the lists of a batch of one."""
+    """Return the state of game i from the state of a batch, whose lists have an entry for each game."""
     return {key: _of_one(each, i) if isinstance(each, dict) else [each[i]] for key, each in state.items()}
 
 
 def _of_all(states: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the lists of a batch of what `_of_one` returned of each."""
+    """Return the state of a batch from the states that `_of_one` returned."""
     return {
         key: _of_all([state[key] for state in states])
         if isinstance(first, dict)
@@ -178,13 +182,13 @@ def _of_all(states: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-# -- What rank 0 tells of games that are given orders: how their episodes kept to them -------------------------------
+# -- Rank 0's report on episodes with orders -------------------------------------------------------------------------
 
 
 METRICS = {
     "compliance": (
         "fraction",
-        "of repairs that kept to the order, mean over episodes; 1/2 of one without a repair",
+        "of repairs that kept to the order, mean over episodes; 1/2 for an episode without a repair",
     ),
     "repairs": ("repairs", "of an episode, mean"),
     "without_repairs": ("fraction", "of the episodes: those without a repair"),
@@ -194,15 +198,15 @@ METRICS = {
 
 
 class OrdersJournal:
-    """Means over the episodes that ended in an iteration; it keeps no file."""
+    """Returns means over the episodes that ended in an iteration. It writes no file."""
 
     metrics = METRICS
 
     def __init__(self, env: EnvConfig, folder: Path) -> None:
         pass
 
-    def note(self, news: list[bytes], env_steps: int, wall_s: float) -> dict[str, float]:
-        outcomes = read(news)
+    def note(self, messages: list[bytes], env_steps: int, wall_s: float) -> dict[str, float]:
+        outcomes = decode_outcomes(messages)
         if not outcomes:
             return {}
         columns: dict[str, list[float]] = {

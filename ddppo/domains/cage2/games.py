@@ -1,6 +1,6 @@
-"""CAGE 2 for n games at once: arrays in, arrays out, no Gymnasium.
+"""CAGE 2 for n games at once: arrays in, arrays out, no Gymnasium. Read `Games._step` first.
 
-What is here is stepped in C++ where there is a compiler (src/cage2.cpp), to the same bits.
+With a compiler, games are stepped in C++ (src/cage2.cpp), with the same results to the bit.
 """
 
 import ctypes
@@ -65,13 +65,14 @@ from ddppo.domains.cage2.rules import (
 from ddppo.errors import ConfigError, near
 from ddppo.native import NotCompiled
 
-# -- Games stepped in C++ (src/cage2.cpp), which is told where the arrays and tables of NumPy are --------------------
+# -- Games stepped in C++ (src/cage2.cpp), which reads and writes the arrays of NumPy in place -----------------------
 
 
 _logger = logging.getLogger(__name__)
 
-_REDS = ("sleep", "b_line", "meander")  # by their numbers there
-TABLES = {  # by their names in cage2.hpp; int64, then uint16, then uint8
+_REDS = ("sleep", "b_line", "meander")  # the index is the agent's number in C++
+# By their names in cage2.hpp, and in the order of the struct: int64, then uint16, then uint8.
+TABLES = {
     "tenths": TENTHS,
     "host_of": HOST_OF,
     "num_exploits": NUM_EXPLOITS,
@@ -99,7 +100,7 @@ assert all(table.flags.c_contiguous for table in TABLES.values())
 
 
 class _Batch(ctypes.Structure):
-    """`Cage2Batch` of cage2.hpp."""
+    """The struct `Cage2Batch` of cage2.hpp."""
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("num_games", "red", "has_green", "has_quirk")),
@@ -110,7 +111,7 @@ class _Batch(ctypes.Structure):
 
 
 class CppGames:
-    """Steps games by `function` of the library: their records and observations are written in place."""
+    """Steps games by a function of the C++ library, which writes records and observations in place."""
 
     def __init__(
         self, function: Any, records: np.ndarray, obs: np.ndarray, red: str, has_green: bool, has_quirk: bool
@@ -134,7 +135,7 @@ class CppGames:
         self._address = ctypes.addressof(self._batch)
 
     def __call__(self, actions: np.ndarray) -> np.ndarray:
-        """Do actions `[n]`, each one of the game's; return rewards `[n]`."""
+        """Step all games by valid actions `[n]`; return rewards `[n]`."""
         self._actions[:] = actions
         self._function(self._address)
         return self._rewards.copy()
@@ -142,7 +143,7 @@ class CppGames:
 
 @functools.cache
 def step_in_cpp() -> Any | None:
-    """Return cage2_step, or None where it cannot be compiled."""
+    """Return the compiled function cage2_step, or None if it cannot be compiled."""
     try:
         compiled = PLUGIN.cpp.load()
     except NotCompiled as e:
@@ -154,9 +155,10 @@ def step_in_cpp() -> Any | None:
 
 
 OBS_SIZE = 4 * NUM_HOSTS
-NO, UNKNOWN, USER, PRIVILEGED = range(4)  # what Blue takes a host for
-_CODES = np.array([[0, 0], [1, 0], [0, 1], [1, 1]], np.float32)
-# What a monitor sees of Red's operation on its target: nothing, connections, 11 of them to port 22, one from port 4444.
+NO, UNKNOWN, USER, PRIVILEGED = range(4)  # Blue's assessment of a host: Red's access to it
+_CODES = np.array([[0, 0], [1, 0], [0, 1], [1, 1]], np.float32)  # of an assessment in the observation
+# The monitor's view of Red's operation on its target: nothing, connections, 11 connections to port 22, a connection
+# from port 4444.
 UNSEEN, SCANNED, KNOCKED, ANSWERED = range(4)
 _ENTERPRISE, _OPERATIONAL = SUBNET[0], SUBNET[OP_SERVER]
 _RESTORE_SERVER = ACTION["Restore Op_Server0"]
@@ -166,14 +168,18 @@ _GREEN_AGENTS = ("sleep", "active")
 
 
 class Games:
-    """n games, each stepped by Blue's action; in a step Blue acts, then Green, then Red, then the monitor looks.
+    """n games, each stepped by an action of Blue. In a step Blue acts, then Green, then Red; then Blue observes.
 
-    obs: `[n, 52]` float32 after each step and reset, always the same array. red: a key of `AGENTS`. green:
-    sleep, or active, which scans. faithful_ot_quirk: once Op_Server0 was restored, Impact costs nothing, as in CybORG.
+    `obs` `[n, 52]` float32 is always the same array, valid after each step and reset. For each host it has 4 bits:
+    connections, exploit, and 2 bits of Blue's assessment (docs/cage2.md, "Observation").
     """
 
     def __init__(
-        self, num_games: int, red: str = "b_line", green: str = "sleep", faithful_ot_quirk: bool = False
+        self,
+        num_games: int,
+        red: str = "b_line",  # a key of AGENTS
+        green: str = "sleep",  # or "active": it scans hosts
+        faithful_ot_quirk: bool = False,  # as in CybORG, Impact costs nothing once Op_Server0 was restored
     ) -> None:
         for key, value, known in (("red", red, AGENTS), ("green", green, _GREEN_AGENTS)):
             if value not in known:
@@ -192,7 +198,7 @@ class Games:
         self._host_obs = self.obs.reshape(num_games, NUM_HOSTS, 4)
         self.reset(self._every, np.zeros(num_games, np.uint64))
 
-    @functools.cached_property  # at the first step, which a task that is probed does not do
+    @functools.cached_property  # compiled at the first step; a probe of the task makes none
     def _native(self) -> CppGames | None:
         function = step_in_cpp()
         if function is None:
@@ -203,18 +209,19 @@ class Games:
 
     @property
     def compromised(self) -> np.ndarray:
-        """The true state `[n, 13]` uint8 now: 0 none of Red's, 1 a session of a user, 2 root or SYSTEM."""
+        """The true state `[n, 13]` uint8: 0 no session of Red, 1 a user's session, 2 root or SYSTEM."""
         state = self.state_of
         return BITS[self._held()] + BITS[state.root]
 
     def reset(self, which: np.ndarray, keys: np.ndarray) -> None:
-        """Begin in the games `which` (indices) the episodes `keys` (uint64), which decide all that is random."""
+        """Start episodes in the games `which` (indices). `keys` (uint64) determine all their random numbers."""
         self.state_of.begin(which, keys)
         self.obs[which] = 0.0
 
     def step(self, actions: np.ndarray) -> np.ndarray:
-        """Do Blue's actions `[n]`; return rewards `[n]` float64. Raises IndexError."""
+        """Step all games by Blue's actions `[n]`; return rewards `[n]` float64. Raises IndexError."""
         actions = np.asarray(actions, np.int64)
+        # Viewed as uint64, negative numbers are too large as well.
         if (actions.view(np.uint64) >= NUM_ACTIONS).any():
             i = int(np.argmax(actions.view(np.uint64) >= NUM_ACTIONS))
             raise IndexError(
@@ -224,18 +231,23 @@ class Games:
 
     def _step(self, actions: np.ndarray) -> np.ndarray:
         state = self.state_of
+        # 1. Blue acts.
         found = self._blue(actions)
+        # 2. Green may scan a host.
         numbers = draws(state.key, state.time)
         noisy = GREEN_HOST[(numbers[GREEN_SLOT] * 16).astype(np.int64)] if self._has_green else None
+        # 3. Red chooses an operation, and performs it.
         AGENTS[self._red](state, numbers)
         trace = self._operate(numbers)
+        # 4. Blue observes.
         self._monitor(actions, found, noisy, trace)
         state.time += np.uint64(1)
+        # 5. The reward: hosts with Red's root, OTService, and Restore (docs/cage2.md, "Reward").
         tenths = TENTHS[state.root] + DOWN_TENTHS * state.down + RESTORE_TENTHS * (RESTORED[actions] != 0)
         return -tenths / 10.0
 
     def state(self) -> dict[str, Any]:
-        """Return all that decides what follows, in plain values."""
+        """Return the complete state in plain values."""
         return {**self.state_of.as_lists(), "obs": self.obs.tolist()}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -247,8 +259,9 @@ class Games:
         return state.traced | state.lasting | state.root
 
     def _blue(self, actions: np.ndarray) -> np.ndarray:
-        """Do what Blue chose; return whether an Analyse found files `[n]`."""
+        """Perform Blue's actions; return whether an Analyse found files `[n]`."""
         state = self.state_of
+        # Analyse, Remove and Restore.
         restored = RESTORED[actions]
         found = (state.files & ANALYSED[actions]) != 0
         state.traced &= ~(REMOVED[actions] | restored)
@@ -257,9 +270,11 @@ class Games:
         state.files &= ~restored
         (games,) = restored.nonzero()
         state.decoys[games, HOST_OF[actions[games]]] = 0
+        # A Restore of Op_Server0 starts OTService again.
         on_server = actions == _RESTORE_SERVER
         state.down &= ~on_server
         state.immune |= on_server & self._has_quirk
+        # A decoy opens its port, if the ports that it checks are free.
         (games,) = OPENED[actions].nonzero()
         if games.size:
             chosen = actions[games]
@@ -269,15 +284,16 @@ class Games:
         return found
 
     def _operate(self, numbers: np.ndarray) -> np.ndarray:
-        """Do what Red chose; note its success; return what the monitor can see of it on the target `[n]`."""
+        """Perform Red's operations and record their success; return the trace `[n]` that each leaves on its target."""
         state = self.state_of
         operation, target = state.operation, state.target
         trace = np.zeros(self.num_games, np.uint8)
         held = self._held()
+        # The operational subnet is reached from the enterprise subnet only: Red needs a session there.
         routed = ((SUBNET[target] & _OPERATIONAL) == 0) | ((held & _ENTERPRISE) != 0)
         sweeps = (operation == SWEEP) & routed
         state.known |= np.where(sweeps, SUBNET[target], _NONE)
-        scans = operation == SCAN  # one that is not routed succeeds, and sees nothing
+        scans = operation == SCAN  # a scan without a route succeeds, and sees nothing
         (games,) = (scans & routed).nonzero()
         state.seen[games, target[games]] = state.open_ports(games, target[games])
         trace[games] = SCANNED
@@ -289,7 +305,7 @@ class Games:
         return trace
 
     def _escalate(self, held: np.ndarray) -> None:
-        """Escalate on the target, or harm OTService: where Red has a session there."""
+        """Perform ESCALATE and IMPACT. Both need a session of Red on the target."""
         state = self.state_of
         bit = BIT[state.target]
         present = (held & bit) != 0
@@ -305,22 +321,26 @@ class Games:
         state.success |= escalates | harms
 
     def _exploit(self, games: np.ndarray, hosts: np.ndarray, numbers: np.ndarray, trace: np.ndarray) -> None:
-        """Exploit `hosts` of `games`; `numbers` `[SLOTS, len(games)]` are their random numbers."""
+        """Exploit `hosts` of `games`, with their random numbers `[SLOTS, len(games)]`."""
         state = self.state_of
+        # 1. Red chooses an exploit by the ports that it saw, which decoys may have opened or closed since.
         seen = state.seen[games, hosts]
         chosen = NTH_EXPLOIT[seen, _nth(NUM_EXPLOITS[seen], numbers[EXPLOIT_SLOT])]
         port = np.where(NUM_EXPLOITS[seen] > 0, EXPLOIT_PORT[chosen], _NONE)
-        is_real = (OPEN[hosts] & port) != 0  # a decoy on the port of a service (Vsftpd) catches nothing
+        # 2. An exploit of a decoy's port fails. (A decoy on the port of a real service, as Vsftpd, has no effect.)
+        is_real = (OPEN[hosts] & port) != 0
         outcome = np.where(is_real, OUTCOME[hosts, chosen], FAILS)
         succeeds = outcome != FAILS
         detected = numbers[DETECTION_SLOT] < DETECTED
         is_traced = (outcome == TRACED) & detected
+        # 3. The new session, and files that Analyse can find.
         bit = BIT[hosts]
         state.traced[games] |= np.where(is_traced, bit, _NONE)
         state.lasting[games] |= np.where((outcome == LASTS) | ((outcome == TRACED) & ~detected), bit, _NONE)
         state.root[games] |= np.where(outcome == ROOT, bit, _NONE)
         state.files[games] |= np.where(succeeds & (chosen != SSH), bit, _NONE)
         state.success[games] = succeeds
+        # 4. The trace that the monitor sees.
         is_reached = (state.open_ports(games, hosts) & port) != 0
         trace[games] = np.where(is_reached, np.where(succeeds & detected, ANSWERED, SCANNED), UNSEEN)
         trace[games[is_real & (chosen == SSH)]] = KNOCKED
@@ -328,12 +348,21 @@ class Games:
     def _monitor(
         self, actions: np.ndarray, found: np.ndarray, noisy: np.ndarray | None, trace: np.ndarray
     ) -> None:
-        """Observe: Blue's own action, what Red did on its target, Green's scan of `noisy`, and files `found`."""
+        """Update Blue's assessments and observation.
+
+        Args:
+            actions: Blue's own actions.
+            found: whether an Analyse found files.
+            noisy: the hosts that Green scanned; None if Green is asleep.
+            trace: the traces of Red's operations on its targets.
+        """
+        # 1. Blue's own action: a Restore clears the assessment of its host, a Remove lowers it.
         belief, own = self.state_of.belief, HOST_OF[actions]
         (games,) = RESTORED[actions].nonzero()
         belief[games, own[games]] = NO
         (games,) = REMOVED[actions].nonzero()
         belief[games, own[games]] = np.minimum(belief[games, own[games]], UNKNOWN)
+        # 2. Activity of this step: Green's scan and Red's operation.
         self._host_obs[:, :, :2] = 0.0
         if noisy is not None:
             (games,) = (noisy < NOBODY).nonzero()
@@ -341,19 +370,24 @@ class Games:
         (games,) = trace.nonzero()
         hosts, trace = self.state_of.target[games], trace[games]
         exploits = trace >= KNOCKED
-        if noisy is not None:  # Green's connections to other ports hide Red's
+        # Green's connections to several ports of the same host hide an exploit.
+        if noisy is not None:
             num_ports = NUM_PORTS[self.state_of.open_ports(games, hosts)]
             exploits &= (noisy[games] != hosts) | (num_ports < np.where(trace == KNOCKED, 2, 3))
         self._host_obs[games, hosts, 0] = 1.0
         self._host_obs[games, hosts, 1] = exploits
         belief[games[exploits], hosts[exploits]] = USER
+        # 3. Files that Analyse found.
         (games,) = found.nonzero()
         belief[games, own[games]] = PRIVILEGED
         self._host_obs[:, :, 2:] = _CODES[belief]
 
 
 def _nth(num_exploits: np.ndarray, u: np.ndarray) -> np.ndarray:
-    """Return which of the exploits that are allowed is taken, the preferred being 0."""
+    """Return the index of the exploit that Red takes among the allowed ones; 0 is the preferred one.
+
+    It has the probability PREFERRED; all others are equally likely (`u` is uniform on [0, 1)).
+    """
     others = num_exploits - 1
     other = 1 + ((u - PREFERRED) / (1 - PREFERRED) * others).astype(np.int64)
     return np.where((u < PREFERRED) | (others < 1), 0, other)

@@ -1,6 +1,8 @@
-"""The hosts, ports, exploits, decoys and actions of CAGE 2 as data (docs/cage2.md).
+"""The rules of CAGE 2 as data: hosts, ports, exploits, decoys, actions, the state of a game and Red's agents.
 
-Sets of hosts and of ports are bits of an integer: bit h is host h, bit p is PORTS[p].
+The source are the published rules of CAGE challenge 2 (CybORG, 2022, github.com/cage-challenge/cage-challenge-2).
+docs/cage2.md, "Rules", states them in words, and "Choices where the rules are silent" says how gaps were filled. Sets
+of hosts and of ports are bits of an integer: bit h is host h, bit p is PORTS[p].
 """
 
 import itertools
@@ -14,15 +16,16 @@ ENTERPRISE, OPERATIONAL, USER = "Enterprise", "Operational", "User"
 
 
 class Host(NamedTuple):
-    """A host: its subnet, its system, what listens, and what it costs in tenths that Red has root on it."""
+    """A host of the network."""
 
     name: str
     subnet: str
     system: str
-    ports: tuple[int, ...]
-    tenths: int
+    ports: tuple[int, ...]  # of real services
+    tenths: int  # tenths of reward that each step costs while Red has root on it
 
 
+# The hosts of the challenge's scenario. Rewards are counted in tenths, so that sums are exact.
 _OFFICE = (22, 80, 135, 139, 443, 445, 3389)
 HOSTS = (
     Host("Defender", ENTERPRISE, LINUX, (22, 53, 68), 1),
@@ -40,13 +43,13 @@ HOSTS = (
     Host("User4", USER, LINUX, (22, 25, 80, 443, 3390), 1),
 )
 NUM_HOSTS = len(HOSTS)
-NOBODY = NUM_HOSTS  # the host of an action that has none
+NOBODY = NUM_HOSTS  # stands for the host of an action without one
 HOST = {host.name: h for h, host in enumerate(HOSTS)}
 OP_SERVER, USER0 = HOST["Op_Server0"], HOST["User0"]
-DOWN_TENTHS = 100  # while OTService is down
-RESTORE_TENTHS = 10
+DOWN_TENTHS = 100  # a step while OTService is down
+RESTORE_TENTHS = 10  # a Restore
 GREEN_HOSTS = tuple(HOST[f"User{i}"] for i in range(5)) + tuple(HOST[f"Enterprise{i}"] for i in range(3))
-# What an escalation tells of; of Op_Server0 it tells of OTService.
+# The host whose address Red learns when it escalates on a host. (On Op_Server0 it finds OTService.)
 REVEALED = {
     "User1": "Enterprise1",
     "User2": "Enterprise1",
@@ -67,22 +70,24 @@ def ports_as_bits(*ports: int) -> int:
 
 
 class Exploit(NamedTuple):
-    """An exploit: the port it goes to, others of which one must be open too, and what it comes to by host."""
+    """An exploit of Red."""
 
     name: str
-    port: int
-    also: tuple[int, ...]
-    outcomes: dict[str, int]
+    port: int  # that it attacks
+    also: tuple[int, ...]  # at least one of these has to be open, too; () for no condition
+    outcomes: dict[str, int]  # by host; it fails on all others
 
 
-# What an exploit comes to. TRACED sessions can be removed where the exploit was detected.
+# Outcomes of an exploit: no session, a user's session that Remove cannot end, a user's session that Remove can end if
+# the exploit was detected, a session of root or SYSTEM.
 FAILS, LASTS, TRACED, ROOT = range(4)
 _WEB = {"Enterprise1": TRACED, "Enterprise2": TRACED, "User3": TRACED, "User4": TRACED}
 _SSH = (
     *("Enterprise0", "Enterprise1", "Enterprise2", "Op_Host0", "Op_Host1", "Op_Host2", "Op_Server0"),
     *("User0", "User1", "User4"),
 )
-EXPLOITS = (  # Red prefers the first
+# In the order in which Red prefers them.
+EXPLOITS = (
     Exploit("FTPDirectoryTraversal", 21, (), {"User0": ROOT, "User1": ROOT}),
     Exploit("HarakaRCE", 25, (), {"User3": ROOT, "User4": ROOT}),
     Exploit("SQLInjection", 3390, (80, 443), {"User4": ROOT}),
@@ -93,17 +98,17 @@ EXPLOITS = (  # Red prefers the first
     Exploit("SSHBruteForce", 22, (), dict.fromkeys(_SSH, LASTS)),
 )
 SSH = len(EXPLOITS) - 1
-PREFERRED = 0.75  # the probability of the first of the exploits that the ports seen allow
-DETECTED = 0.95  # of an exploit other than SSH
+PREFERRED = 0.75  # probability that Red takes the most preferred exploit that the seen ports allow
+DETECTED = 0.95  # probability that an exploit other than SSH is detected
 
 
 class Decoy(NamedTuple):
-    """A decoy: the port it opens, the one that must not be in use, and the systems it runs on."""
+    """A decoy service of Blue."""
 
     name: str
-    opens: int
-    checks: int
-    systems: tuple[str, ...]
+    opens: int  # the port it opens
+    checks: int  # the port that must not be in use
+    systems: tuple[str, ...]  # on which it runs
 
 
 DECOYS = (
@@ -122,35 +127,33 @@ ACTION = {name: a for a, name in enumerate(ACTIONS)}
 NUM_ACTIONS = len(ACTIONS)
 
 
-# -- What a step looks up, made once of the rules: arrays by action, by host, by set of hosts and by set of ports
+# -- Lookup tables of a step, made once from the rules -----------------------------------------------------------------
 
 
+# By set of hosts.
 _SETS = np.arange(1 << NUM_HOSTS)
-BITS = (_SETS[:, None] >> np.arange(NUM_HOSTS) & 1).astype(np.uint8)  # [8192, 13] by set of hosts
-COUNT = BITS.sum(1)  # [8192] how many are in the set
-# [8192, 13] the k-th host of a set, by k.
-NTH = np.argsort(1 - BITS, axis=1, kind="stable").astype(np.uint8)
-TENTHS = BITS @ np.array([host.tenths for host in HOSTS])  # [8192] what root on a set of hosts costs
+BITS = (_SETS[:, None] >> np.arange(NUM_HOSTS) & 1).astype(np.uint8)  # [8192, 13] 1 for each host in the set
+COUNT = BITS.sum(1)  # [8192] number of hosts
+NTH = np.argsort(1 - BITS, axis=1, kind="stable").astype(np.uint8)  # [8192, 13] the k-th host
+TENTHS = BITS @ np.array([host.tenths for host in HOSTS])  # [8192] cost of Red's root on these hosts
 
-BIT = np.array([1 << h for h in range(NUM_HOSTS)] + [0], np.uint16)  # [14] by host; of nobody no bit
+# By host; the last entry, that of NOBODY, is empty.
+BIT = np.array([1 << h for h in range(NUM_HOSTS)] + [0], np.uint16)  # [14]
 _SUBNETS = {
     subnet: hosts_as_bits(*(host.name for host in HOSTS if host.subnet == subnet))
     for subnet in dict.fromkeys(host.subnet for host in HOSTS)
 }
-SUBNET = np.array(
-    [_SUBNETS[host.subnet] for host in HOSTS] + [0], np.uint16
-)  # [14] the hosts of a host's subnet,
-FIRST = np.array(
-    [_SUBNETS[host.subnet] & -_SUBNETS[host.subnet] for host in HOSTS] + [0], np.uint16
-)  # and the first
+# [14] the hosts of the same subnet; the first of them, which stands for the subnet
+SUBNET = np.array([_SUBNETS[host.subnet] for host in HOSTS] + [0], np.uint16)
+FIRST = np.array([_SUBNETS[host.subnet] & -_SUBNETS[host.subnet] for host in HOSTS] + [0], np.uint16)
+# [14] the host that an escalation reveals
 REVEALS = np.array(
     [hosts_as_bits(*filter(None, [REVEALED.get(host.name)])) for host in HOSTS] + [0], np.uint16
 )
-OPEN = np.array(
-    [ports_as_bits(*host.ports) for host in HOSTS] + [0], np.uint16
-)  # [14] ports of real services
+# [14] ports of real services
+OPEN = np.array([ports_as_bits(*host.ports) for host in HOSTS] + [0], np.uint16)
 
-# [145] by action: its host, and that host's bit where the action is of that kind.
+# [145] by action: its host, and the host's bit if the action is of a kind, else 0.
 HOST_OF = np.array([NOBODY] * 2 + list(range(NUM_HOSTS)) * len(ACTION_KINDS))
 
 
@@ -161,10 +164,9 @@ def _bits_of(kind: str) -> np.ndarray:
 
 
 ANALYSED, REMOVED, RESTORED = _bits_of("Analyse"), _bits_of("Remove"), _bits_of("Restore")
-FREED = RESTORED & ~np.uint16(
-    1 << USER0
-)  # [145] hosts that a Restore rids of root: of User0 Red keeps its first session
-# [145] by action: the port that a decoy opens, and those of which none may be in use; all where the system is wrong.
+# [145] hosts on which a Restore ends Red's root sessions: all but User0, where Red keeps its first session.
+FREED = RESTORED & ~np.uint16(1 << USER0)
+# [145] by action: the port that a decoy opens, and the ports that must not be in use; all ports on the wrong system.
 OPENED = np.zeros(NUM_ACTIONS, np.uint16)
 CHECKED = np.zeros(NUM_ACTIONS, np.uint16)
 for _decoy, (_h, _host) in itertools.product(DECOYS, enumerate(HOSTS)):
@@ -176,61 +178,66 @@ EXPLOIT_PORT = np.array([ports_as_bits(exploit.port) for exploit in EXPLOITS], n
 OUTCOME = np.array([[e.outcomes.get(host.name, 0) for e in EXPLOITS] for host in HOSTS], np.uint8)  # [13, 8]
 
 
+# By set of ports that Red has seen: the exploits that they allow, the preferred first.
 _NEEDED = [(ports_as_bits(e.port), ports_as_bits(*e.also) or (1 << len(PORTS)) - 1) for e in EXPLOITS]
-# The exploits that a set of ports seen allows, the preferred first.
 _ALLOWED = [
     [e for e, (port, also) in enumerate(_NEEDED) if seen & port and seen & also]
     for seen in range(1 << len(PORTS))
 ]
-NUM_EXPLOITS = np.array([len(allowed) for allowed in _ALLOWED])  # [4096] by ports seen
+NUM_EXPLOITS = np.array([len(allowed) for allowed in _ALLOWED])  # [4096]
+# [4096, 8]
 NTH_EXPLOIT = np.array([allowed + [0] * (len(EXPLOITS) - len(allowed)) for allowed in _ALLOWED], np.uint8)
 NUM_PORTS = np.array([ports.bit_count() for ports in range(1 << len(PORTS))], np.uint8)  # [4096]
-# [16] hosts that Green scans, by sixteenths of a random number: half of the time none.
+# [16] the host that Green scans, by the sixteenth in which a random number lies; none in half of the steps.
 GREEN_HOST = np.array([*GREEN_HOSTS, *[NOBODY] * len(GREEN_HOSTS)])
 
 
-# -- What a batch of games remembers, one record each, so that it can be reset, kept and handed to C++ as a whole
+# -- The state of a game, one record each. A batch can be reset, saved and passed to C++ as a whole. -----------------
 
 
-# Fields are in the order of `Game` in src/cage2.hpp; sets of hosts are bits.
+# Fields are in the order of `Game` in src/cage2.hpp. A set of hosts is an integer of bits.
 GAME = np.dtype(
     [
         ("key", np.uint64),  # of the episode's random numbers
         ("time", np.uint64),  # steps done
-        ("decoys", np.uint16, NUM_HOSTS),  # ports that decoys opened, by host
-        ("seen", np.uint16, NUM_HOSTS),  # ports that Red saw when it last scanned a host
-        ("traced", np.uint16),  # hosts with a session of a user that Remove ends,
-        ("lasting", np.uint16),  # with one that it does not end,
-        ("root", np.uint16),  # with root or SYSTEM
-        ("files", np.uint16),  # with files that Analyse finds
-        ("known", np.uint16),  # hosts whose addresses Red knows; what follows is Meander's memory
-        ("subnets", np.uint16),  # subnets that it knows, as the bit of their first host
-        ("swept", np.uint16),
-        ("scanned", np.uint16),
-        ("exploited", np.uint16),  # hosts that it believes to have exploited,
-        ("escalated", np.uint16),
-        ("entered", np.uint16),  # that it ever exploited with success
-        ("belief", np.uint8, NUM_HOSTS),  # what Blue takes the host for
-        ("operation", np.uint8),  # what Red did last, to which host, and whether it succeeded
+        # The network.
+        ("decoys", np.uint16, NUM_HOSTS),  # ports opened by decoys, by host
+        ("seen", np.uint16, NUM_HOSTS),  # ports that Red saw at its last scan, by host
+        ("traced", np.uint16),  # hosts with a user's session that Remove ends
+        ("lasting", np.uint16),  # hosts with a user's session that Remove does not end
+        ("root", np.uint16),  # hosts with a session of root or SYSTEM
+        ("files", np.uint16),  # hosts with files that Analyse finds
+        # Red's knowledge. Only Meander uses `subnets` to `entered`.
+        ("known", np.uint16),  # hosts whose addresses Red knows
+        ("subnets", np.uint16),  # known subnets, each as the bit of its first host
+        ("swept", np.uint16),  # subnets swept
+        ("scanned", np.uint16),  # hosts scanned
+        ("exploited", np.uint16),  # hosts that Red believes to have exploited
+        ("escalated", np.uint16),  # hosts on which Red believes to have root
+        ("entered", np.uint16),  # hosts that Red has exploited with success at any time
+        ("belief", np.uint8, NUM_HOSTS),  # Blue's assessment of each host: NO to PRIVILEGED of games.py
+        # Red's last operation.
+        ("operation", np.uint8),
         ("target", np.uint8),
         ("success", np.bool_),
-        ("phase", np.uint8),  # B_line's, and the host it begins with
-        ("first", np.uint8),
-        ("down", np.bool_),  # OTService,
-        ("found", np.bool_),  # known to Red,
-        ("immune", np.bool_),  # or no more to be harmed (faithful_ot_quirk)
+        ("phase", np.uint8),  # of B_line
+        ("first", np.uint8),  # index in FIRST_HOSTS of the host with which B_line begins
+        # OTService.
+        ("down", np.bool_),
+        ("found", np.bool_),  # by Red
+        ("immune", np.bool_),  # can no longer be harmed (faithful_ot_quirk)
     ],
     align=True,
 )
 
 
-_FRESH = np.zeros((), GAME)  # Red has SYSTEM on User0, and knows it and its subnet
+_FRESH = np.zeros((), GAME)  # at the beginning Red has SYSTEM on User0, and knows User0 and its subnet
 for _name in ("root", "known", "subnets"):
     _FRESH[_name] = hosts_as_bits("User0")
 
 
 class State:
-    """The records of n games; every field is also an attribute, a view `[n, ...]`."""
+    """The records of n games. Each field of GAME is also an attribute, a view `[n, ...]` of the records."""
 
     key: np.ndarray
     time: np.ndarray
@@ -263,7 +270,7 @@ class State:
             setattr(self, name, self.records[name])
 
     def begin(self, which: np.ndarray, keys: np.ndarray) -> None:
-        """Put the games `which` at the beginning of the episodes `keys`."""
+        """Start the episodes `keys` in the games `which`."""
         self.records[which] = _FRESH
         self.key[which] = keys
 
@@ -278,9 +285,9 @@ class State:
             self.records[name] = lists[name]
 
 
-# -- Random numbers by their place: no generator, and the same numbers in NumPy and C++ for a game in any batch ------
-# Number `slot` of step t of an episode is output t * SLOTS + slot of SplitMix64 started at the episode's key (Steele,
-# Lea and Flood 2014, "Fast splittable pseudorandom number generators"), its upper 53 bits in [0, 1).
+# -- Random numbers by position, without a generator: equal in NumPy and C++, and for a game in any batch ------------
+# Number `slot` of step t of an episode is output t * SLOTS + slot of SplitMix64 seeded with the episode's key; its
+# upper 53 bits are a number in [0, 1). Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators".
 
 
 SLOTS = 4
@@ -291,19 +298,23 @@ _STRIDE = _GAMMA * np.array([SLOTS], np.uint64)
 
 
 def draws(keys: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """Return all numbers `[SLOTS, n]` of step `times` `[n]` of the episodes `keys` `[n]`; both uint64."""
+    """Return the numbers `[SLOTS, n]` of steps `times` `[n]` of episodes `keys` `[n]`, both uint64."""
     z = keys + times * _STRIDE + _PLACES
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return ((z ^ (z >> np.uint64(31))) >> np.uint64(11)) * 2.0**-53
 
 
-# -- Red's agents: what they do next, for all games at once, from what Red knows. docs/cage2.md has their rules ------
+# -- Red's agents: each chooses the next operation and target in all games at once -----------------------------------
+# Source: the agents B_line and Meander of the challenge; docs/cage2.md says how the gaps of their rules were filled.
 
 
-SLEEP, SWEEP, SCAN, EXPLOIT, ESCALATE, IMPACT = range(6)  # of a subnet SWEEP names the first host
+SLEEP, SWEEP, SCAN, EXPLOIT, ESCALATE, IMPACT = range(
+    6
+)  # the target of SWEEP is the first host of the subnet
 
-# B_line: the operation of each phase, its target by the host it begins with, and where it goes on after a failure.
+# B_line is a fixed sequence of 15 phases. By phase: the operation, the target for each first host, and the phase to
+# continue with after a failure.
 LAST_PHASE = 14
 OPERATIONS = np.array(
     [SWEEP, *[SCAN, EXPLOIT, ESCALATE] * 2, SWEEP, *[SCAN, EXPLOIT, ESCALATE] * 2, IMPACT], np.uint8
@@ -332,11 +343,11 @@ _NONE = np.uint16(0)
 
 
 def sleep(state: State, numbers: np.ndarray) -> None:
-    """Do nothing, ever."""
+    """Do nothing in all steps."""
 
 
 def b_line(state: State, numbers: np.ndarray) -> None:
-    """Go by the shortest way to Op_Server0, and after a failure back to where the way was sure."""
+    """Take the shortest path to Op_Server0. After a failure, go back to the phase that AFTER_FAILURE names."""
     begins = state.time == 0
     if begins.any():
         state.first[begins] = (numbers[TARGET_SLOT, begins] * len(FIRST_HOSTS)).astype(np.uint8)
@@ -347,9 +358,10 @@ def b_line(state: State, numbers: np.ndarray) -> None:
 
 
 def meander(state: State, numbers: np.ndarray) -> None:
-    """Take the network subnet by subnet: sweep, scan, escalate, exploit what is known, in any order of hosts."""
-    _learn(state)
-    choices = (  # the first that is not empty
+    """Conquer the network subnet by subnet: sweep, scan, escalate and exploit known hosts, at random among hosts."""
+    _update_knowledge(state)
+    # The first kind of operation that has a candidate.
+    choices = (
         (IMPACT, state.escalated & _SERVER),
         (SWEEP, state.subnets & ~state.swept),
         (SCAN, state.known & ~state.scanned),
@@ -365,6 +377,7 @@ def meander(state: State, numbers: np.ndarray) -> None:
     state.target[:] = np.where(
         operation == SLEEP, NOBODY, NTH[hosts, (numbers[TARGET_SLOT] * COUNT[hosts]).astype(np.int64)]
     )
+    # Red notes an operation as done before it knows whether it succeeds; _update_knowledge corrects it.
     bit = BIT[state.target]
     for kind, tried in (
         (SWEEP, state.swept),
@@ -375,8 +388,12 @@ def meander(state: State, numbers: np.ndarray) -> None:
         tried |= np.where(operation == kind, bit, _NONE)
 
 
-def _learn(state: State) -> None:
-    """Forget what a failure belies: of an exploit all of Op_*, or else of Enterprise*, else the host itself."""
+def _update_knowledge(state: State) -> None:
+    """Correct Meander's knowledge after its last operation.
+
+    If an exploit failed, it forgets its sessions on all Op_* hosts; if it has none, on all Enterprise* hosts; and the
+    target itself. If another operation failed, it forgets the target.
+    """
     bit, exploit = BIT[state.target], state.operation == EXPLOIT
     state.entered |= np.where(exploit & state.success, bit, _NONE)
     lost = np.where(~state.success & (state.operation >= ESCALATE), bit, _NONE)

@@ -1,7 +1,7 @@
-"""A search over orders as its run folder tells: search.json, training_log.csv and gp_sampling_log.csv.
+"""Reads the run folder of a search over orders: search.json, training_log.csv and gp_sampling_log.csv.
 
-Every value is checked here. Without search.json there is nothing to tell; without a log what it tells is missing, and
-that is said. The last line of a log may be cut short: the search may be under way.
+Every value is checked here. search.json is required; a missing log is listed in `Search.missing`. The last line of a
+log may be incomplete, because the search may still be running.
 """
 
 import csv
@@ -27,31 +27,27 @@ ENDS = ("gate", "plateau", "limit", "budget")
 
 @dataclass(frozen=True, slots=True)
 class TrialRecord:
-    """One order that was tried, for `episodes` of all environments; the search had `total` at its end.
-
-    score: what the search was told, NaN before; noise_variance: of its noise, 0 if unknown.
-    ended_by: "" while it is under way.
-    """
+    """One trial of a search."""
 
     number: int
     order_id: int
     inherited_from: int | None
-    episodes: int
-    total: int
+    episodes: int  # of all environments
+    total: int  # episodes of the search at its end
     passed: bool
-    ended_by: str
-    score: float
-    noise_variance: float
+    ended_by: str  # one of ENDS; "" while it is running
+    score: float  # NaN while it is running
+    noise_variance: float  # of the score, 0 if unknown
     compliance: float
     repairs: float
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One of the best by UCB when the order of a trial was chosen; rank 1 is the best."""
+    """One of the best orders by UCB when the order of a trial was chosen."""
 
     trial: int
-    rank: int
+    rank: int  # 1 is the best
     order_id: int
     ucb: float
     mean: float
@@ -60,34 +56,30 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Episodes:
-    """Training episodes of all environments in the order in which they ended, `[n]` each."""
+    """Training episodes of all environments in the order in which they ended, arrays `[n]`."""
 
     trial: np.ndarray
-    reward: np.ndarray  # the environment's
+    reward: np.ndarray  # return of the environment alone
     compliance: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """Everything that is known. mean, deviation: the posterior `[120]`, empty before a trial has ended.
-
-    status: of the run; "" while it has not ended. gate: compliance that a trial must reach, NaN if unknown.
-    missing: the logs that are not there.
-    """
+    """The content of the run folder of a search."""
 
     path: Path
     beta: float
     inherit: str
     budget_episodes: int
-    gate: float
-    status: str
-    facts: Mapping[str, str]
+    gate: float  # compliance that a trial must reach, NaN if unknown
+    status: str  # of the run; "" while it is running
+    facts: Mapping[str, str]  # task, seed, command, commit, ... for the head of the report
     trials: tuple[TrialRecord, ...]
-    mean: np.ndarray
-    deviation: np.ndarray
+    mean: np.ndarray  # posterior mean [120], empty before a trial has ended
+    deviation: np.ndarray  # posterior deviation, likewise
     sampled: tuple[Sampled, ...]
     episodes: Episodes
-    missing: tuple[str, ...]
+    missing: tuple[str, ...]  # names of logs that do not exist
 
     @property
     def ended(self) -> list[TrialRecord]:
@@ -96,7 +88,7 @@ class Search:
 
     @property
     def tried(self) -> list[int]:
-        """The orders that have a score, each once, in the order of their first trials."""
+        """The orders that have a score, each once, by their first trials."""
         return list(dict.fromkeys(trial.order_id for trial in self.ended))
 
 
@@ -106,22 +98,25 @@ def is_search(folder: Path) -> bool:
 
 
 def read_search(folder: Path) -> Search:
-    """Read the run folder of a search. Raises RunFolderError for one without search.json, or with a damaged file."""
+    """Read the run folder of a search. Raises RunFolderError if search.json is missing or a file is damaged."""
     if not (folder / FILE).exists():
         raise RunFolderError(f"{folder} has no {FILE} yet: make the report when the first trial has begun")
-    told = _parsed(folder / FILE)
+    content = _parsed(folder / FILE)
     try:
-        if as_list("names", told.values.get("names")) != list(KINDS):
+        if as_list("names", content.values.get("names")) != list(KINDS):
             raise FieldError(f"names are not {', '.join(KINDS)}")
-        trials = tuple(_trial(Fields({"trials": each}).section("trials")) for each in _listed(told, "trials"))
+        trials = tuple(
+            _trial(Fields({"trials": each}).section("trials")) for each in _listed(content, "trials")
+        )
         _check_lineage(trials)
-        mean, deviation = _posterior(told.section("posterior", default={}))
-        beta, inherit = told.number("beta", low=0), told.text("inherit")
-        budget = told.whole("budget_episodes")
+        mean, deviation = _posterior(content.section("posterior", default={}))
+        beta, inherit = content.number("beta", low=0), content.text("inherit")
+        budget = content.whole("budget_episodes")
     except FieldError as e:
         raise RunFolderError(f"{folder / FILE} is not as a search writes it: {e}") from e
-    gate, of_config = _config(folder / "config.yaml")
-    status, of_run = _summary(folder / "summary.json")
+    # A run of this search wrote config.yaml and, at its end, summary.json.
+    gate, config_facts = _config(folder / "config.yaml")
+    status, run_facts = _summary(folder / "summary.json")
     return Search(
         path=folder,
         beta=beta,
@@ -129,7 +124,7 @@ def read_search(folder: Path) -> Search:
         budget_episodes=budget,
         gate=gate,
         status=status,
-        facts=of_run | of_config,
+        facts=run_facts | config_facts,
         trials=trials,
         mean=mean,
         deviation=deviation,
@@ -139,7 +134,7 @@ def read_search(folder: Path) -> Search:
     )
 
 
-# -- search.json, and what a run writes beside it --------------------------------------------------------------------
+# -- search.json, config.yaml and summary.json -----------------------------------------------------------------------
 
 
 def _parsed(path: Path) -> Fields:
@@ -150,24 +145,24 @@ def _parsed(path: Path) -> Fields:
         raise RunFolderError(f"{path} cannot be read: {one_line(reason)}") from e
 
 
-def _listed(told: Fields, name: str) -> list[Any]:
-    return as_list(name, told.values.get(name))
+def _listed(section: Fields, name: str) -> list[Any]:
+    return as_list(name, section.values.get(name))
 
 
-def _trial(told: Fields) -> TrialRecord:
-    parent = told.whole("inherited_from", low=-1, default=-1)
+def _trial(entry: Fields) -> TrialRecord:
+    parent = entry.whole("inherited_from", low=-1, default=-1)
     return TrialRecord(
-        number=told.whole("trial", low=0),
-        order_id=told.whole("order_id", high=len(ORDERS) - 1),
+        number=entry.whole("trial", low=0),
+        order_id=entry.whole("order_id", high=len(ORDERS) - 1),
         inherited_from=None if parent < 0 else parent,
-        episodes=told.whole("episodes"),
-        total=told.whole("episodes_total"),
-        passed=told.flag("passed", default=False),
-        ended_by=told.text("ended_by", choices=ENDS, default=""),
-        score=told.number("score", default=math.nan),
-        noise_variance=told.number("noise_variance", low=0, default=0.0),
-        compliance=told.number("compliance", low=0, high=1, default=math.nan),
-        repairs=told.number("repairs", low=0, default=math.nan),
+        episodes=entry.whole("episodes"),
+        total=entry.whole("episodes_total"),
+        passed=entry.flag("passed", default=False),
+        ended_by=entry.text("ended_by", choices=ENDS, default=""),
+        score=entry.number("score", default=math.nan),
+        noise_variance=entry.number("noise_variance", low=0, default=0.0),
+        compliance=entry.number("compliance", low=0, high=1, default=math.nan),
+        repairs=entry.number("repairs", low=0, default=math.nan),
     )
 
 
@@ -182,11 +177,11 @@ def _check_lineage(trials: tuple[TrialRecord, ...]) -> None:
         seen.add(trial.number)
 
 
-def _posterior(told: Fields) -> tuple[np.ndarray, np.ndarray]:
-    if not told.values:
+def _posterior(section: Fields) -> tuple[np.ndarray, np.ndarray]:
+    if not section.values:
         return np.zeros(0), np.zeros(0)
-    mean = [as_number("posterior.mean", each) for each in _listed(told, "mean")]
-    deviation = [as_number("posterior.deviation", each, low=0) for each in _listed(told, "deviation")]
+    mean = [as_number("posterior.mean", each) for each in _listed(section, "mean")]
+    deviation = [as_number("posterior.deviation", each, low=0) for each in _listed(section, "deviation")]
     if (len(mean), len(deviation)) != (len(ORDERS), len(ORDERS)):
         raise FieldError(
             f"posterior has {len(mean)} means and {len(deviation)} deviations of {len(ORDERS)} orders"
@@ -195,14 +190,14 @@ def _posterior(told: Fields) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _config(path: Path) -> tuple[float, dict[str, str]]:
-    """Return the gate, and what was searched on; nothing where config.yaml does not say."""
+    """Return the gate, NaN if unknown, and facts about the task."""
     if not path.exists():
         return math.nan, {}
     try:
-        told = Fields(OmegaConf.to_container(OmegaConf.load(path)))  # type: ignore[arg-type]
-        env, search = told.section("env", default={}), told.section("search", default={})
+        config = Fields(OmegaConf.to_container(OmegaConf.load(path)))  # type: ignore[arg-type]
+        env, search = config.section("env", default={}), config.section("search", default={})
         red = env.section("kwargs", default={}).text("red", default="")
-        seed = told.whole("seed", low=-(2**63), high=2**63, default=0)
+        seed = config.whole("seed", low=-(2**63), high=2**63, default=0)
         facts = {"task": env.text("id", default=""), "red agent": red, "seed": str(seed)}
         return search.number("gate_compliance", low=0, high=1, default=math.nan), facts
     except (OSError, ValueError, YAMLError, OmegaConfBaseException) as e:
@@ -210,17 +205,17 @@ def _config(path: Path) -> tuple[float, dict[str, str]]:
 
 
 def _summary(path: Path) -> tuple[str, dict[str, str]]:
-    """Return how the run ended, and where it comes from; nothing while it has not."""
+    """Return the status of the run and facts about its origin; empty while it is running."""
     if not path.exists():
         return "", {}
-    told = _parsed(path)
+    content = _parsed(path)
     try:
         facts = {
-            "command": one_line(told.values.get("command") or "", 2000),
-            "measured": told.text("started_at", default="")[:10],
-            "commit": told.text("git_commit", default="")[:12],
+            "command": one_line(content.values.get("command") or "", 2000),
+            "measured": content.text("started_at", default="")[:10],
+            "commit": content.text("git_commit", default="")[:12],
         }
-        return told.text("status"), facts
+        return content.text("status"), facts
     except FieldError as e:
         raise RunFolderError(f"{path} is not as a run writes it: {e}") from e
 
@@ -229,13 +224,14 @@ def _summary(path: Path) -> tuple[str, dict[str, str]]:
 
 
 def _rows(path: Path, columns: Sequence[str], of_row: Callable[[Fields], T]) -> list[T]:
-    """Return what `of_row` makes of each line, but of a last one that is cut short; nothing where there is no file."""
+    """Return `of_row` of each complete line of a CSV file; [] if there is no file."""
     if not path.exists():
         return []
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as e:
         raise RunFolderError(f"{path} cannot be read: {one_line(e)}") from e
+    # A line without its newline is still being written: leave it out.
     head, *lines = csv.reader(text[: text.rfind("\n") + 1].splitlines() or [""])
     places = [(name, head.index(name)) for name in columns if name in head]
     found = []
@@ -248,7 +244,7 @@ def _rows(path: Path, columns: Sequence[str], of_row: Callable[[Fields], T]) -> 
 
 
 def _cell(text: str) -> float | str | None:
-    """Return a number where the text is one; none of an empty cell."""
+    """Return the cell as a number if it is one, as None if it is empty, else as text."""
     try:
         return float(text) if text else None
     except ValueError:

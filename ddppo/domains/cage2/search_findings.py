@@ -1,4 +1,7 @@
-"""What a search over orders found: in numbers, and in a few sentences."""
+"""The findings of a search over orders, as numbers and as the sentences of its report.
+
+Functions above "in words" compute numbers from a `Search`; `sentences` puts them into sentences.
+"""
 
 import math
 from collections import Counter
@@ -13,13 +16,11 @@ from ddppo.statistics import median
 from ddppo.study.columns import percent
 
 NOTHING = "nothing"
-_BINS = 200  # of a curve: more could not be told apart
-_GAPS = 50  # in it, likewise
+_BINS = 200  # points of a curve at most; more cannot be distinguished in a chart
+_GAPS = 50  # gaps in a curve at most, likewise
 _ENDED = {"completed": "The search has ended", "failed": "The run failed", "stopped": "The run was stopped"}
-_LEAST_TRIALS, _TOGETHER = (
-    8,
-    0.5,
-)  # from where on a rank correlation is told: one by chance is as high in 10 %
+# A rank correlation is reported from so many trials and above this value, which chance reaches in 10 % of cases.
+_LEAST_TRIALS, _TOGETHER = 8, 0.5
 _BY = {
     "gate": "the gate",
     "plateau": "a plateau",
@@ -30,9 +31,9 @@ _BY = {
 
 @dataclass(frozen=True, slots=True)
 class Inherited:
-    """Trials that began alike: from nothing, or from an order as far from theirs."""
+    """Trials with the same start: from nothing, or from an order at the same distance."""
 
-    name: str
+    name: str  # "nothing" or "distance 2"
     trials: list[TrialRecord]
 
     @property
@@ -41,14 +42,15 @@ class Inherited:
 
     @property
     def until_gate(self) -> float:
-        """The median of the episodes until the gate, +inf where half of the trials or more did not get there."""
+        """Median number of episodes until the gate; +inf if half of the trials or more did not pass it."""
         return median([trial.episodes if trial.passed else math.inf for trial in self.trials])
 
 
 def best_so_far(search: Search) -> list[float]:
-    """Return what the best order tried was worth after each trial that has ended.
+    """Return the value of the best order tried so far, after each trial that has ended.
 
-    That is the highest posterior mean of today, which noise of single scores does not raise; else the highest score.
+    The value of an order is its final posterior mean, which does not follow the noise of single scores. Without a
+    posterior it is the score.
     """
     known = search.mean.size
     worth = [float(search.mean[trial.order_id]) if known else trial.score for trial in search.ended]
@@ -56,12 +58,12 @@ def best_so_far(search: Search) -> list[float]:
 
 
 def by_mean(search: Search) -> list[int]:
-    """Return all orders, the highest posterior mean first; of equals the lower id."""
+    """Return all orders by falling posterior mean; ties by id."""
     return np.argsort(-search.mean, kind="stable").tolist()
 
 
 def distance(search: Search, trial: TrialRecord) -> int | None:
-    """Return Kendall's distance between the orders of a trial and of the one that it inherited from."""
+    """Return Kendall's distance between the orders of a trial and of its parent; None without a parent."""
     parents = {each.number: each for each in search.trials}
     if trial.inherited_from is None:
         return None
@@ -69,7 +71,7 @@ def distance(search: Search, trial: TrialRecord) -> int | None:
 
 
 def by_inheritance(search: Search) -> list[Inherited]:
-    """Return the trials that have ended, by what they began from: nothing, or an order at distance 0, 1, 2, ..."""
+    """Return the trials that have ended in groups by their start: nothing, or an order at distance 0, 1, 2, ..."""
     groups: dict[int, list[TrialRecord]] = {}
     for trial in search.trials:
         far = distance(search, trial)
@@ -79,7 +81,7 @@ def by_inheritance(search: Search) -> list[Inherited]:
 
 
 def learned_from(search: Search) -> list[int]:
-    """Return of each trial that has ended the episodes that its policy had learned from, those inherited included."""
+    """Return, for each trial that has ended, the episodes its policy has learned from, its ancestors' included."""
     behind: dict[int, int] = {}
     for trial in search.trials:
         inherited = 0 if trial.inherited_from is None else behind[trial.inherited_from]
@@ -88,7 +90,7 @@ def learned_from(search: Search) -> list[int]:
 
 
 def rank_correlation(xs: Sequence[float], ys: Sequence[float]) -> float:
-    """Return Spearman's: that of the ranks, of equals their mean; NaN where either does not vary."""
+    """Return Spearman's rank correlation, with mean ranks for ties; NaN if either variable is constant."""
 
     def ranks(values: Sequence[float]) -> np.ndarray:
         _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
@@ -100,15 +102,16 @@ def rank_correlation(xs: Sequence[float], ys: Sequence[float]) -> float:
 
 
 def lineage(trials: Sequence[TrialRecord]) -> list[tuple[str, TrialRecord]]:
-    """Return the trials as a tree, each below the one that it inherited from, with the lines that are drawn before it.
+    """Return the trials as a tree, each below its parent, with the characters that are drawn before it.
 
-    Nothing where none inherited, or each merely went on with the one before it.
+    Returns [] if no trial inherited, or if each inherited from the one before it: then there is no tree to see.
     """
     children: dict[int | None, list[TrialRecord]] = {}
     for trial in trials:
         children.setdefault(trial.inherited_from, []).append(trial)
     if len(children) in (1, len(trials)):
         return []
+    # Depth first, with a stack of (characters of the trial, characters of its descendants, trial).
     found: list[tuple[str, TrialRecord]] = []
     waiting = [("", "", trial) for trial in reversed(children.get(None, []))]
     while waiting:
@@ -122,9 +125,9 @@ def lineage(trials: Sequence[TrialRecord]) -> list[tuple[str, TrialRecord]]:
 
 
 def curve(search: Search, values: np.ndarray) -> tuple[list[float], list[float]]:
-    """Return episodes and the means of `values` over stretches of them.
+    """Return episodes and the means of `values` over stretches of episodes, as the corners of a line.
 
-    Where trials are few there is a gap (NaN) between them.
+    If there are few trials, NaN makes a gap between two of them.
     """
     every = max(1, math.ceil(len(values) / _BINS))
     ends = (np.flatnonzero(np.diff(search.episodes.trial)) + 1).tolist()
@@ -142,7 +145,7 @@ def curve(search: Search, values: np.ndarray) -> tuple[list[float], list[float]]
 
 
 def by_place(mean: np.ndarray) -> np.ndarray:
-    """Return the posterior mean of the orders that have a kind at a place `[kinds, places]`, over all such orders."""
+    """Return `[kinds, places]`, the posterior mean over all orders that have this kind at this place."""
     orders = np.array(ORDERS)
     return np.array(
         [[mean[orders[:, place] == kind].mean() for place in range(len(KINDS))] for kind in range(len(KINDS))]
@@ -153,24 +156,24 @@ def by_place(mean: np.ndarray) -> np.ndarray:
 
 
 def named(order: int) -> str:
-    """Return an order as it is read, by its id."""
+    """Return the order of this id in words."""
     return " > ".join(KINDS[kind] for kind in ORDERS[order])
 
 
 def score(trial: TrialRecord) -> str:
-    """Return a trial's score with its standard error, where that is known."""
+    """Return the score of a trial, with its standard error if it is known."""
     error = math.sqrt(trial.noise_variance)
     return "–" if math.isnan(trial.score) else f"{trial.score:.4g}" + (f" ± {error:.2g}" if error else "")
 
 
-def said(search: Search) -> list[str]:
-    """Return a few sentences: how far it is, what is best and how sure that is, the gate, inheritance, presets."""
+def sentences(search: Search) -> list[str]:
+    """Return sentences on progress, the best order and its certainty, the gate, inheritance, and presets."""
     if not search.ended:
         return [_progress(search), "No trial has a score yet, so there is nothing to compare."]
     paragraphs = [_progress(search), _best(search) if search.mean.size else _highest(search), _gate(search)]
     paragraphs += [_inheritance(search), *_ages(search)] if search.inherit != NOTHING else []
-    tells = search.mean.size and np.ptp(search.mean) > 0  # one score alone ranks nothing
-    return paragraphs + ([_presets(search), _places(search)] if tells else [])
+    ranks_orders = search.mean.size and np.ptp(search.mean) > 0  # a single score ranks nothing
+    return paragraphs + ([_presets(search), _places(search)] if ranks_orders else [])
 
 
 def _progress(search: Search) -> str:
@@ -186,12 +189,13 @@ def _progress(search: Search) -> str:
 
 def _highest(search: Search) -> str:
     best = max(search.ended, key=lambda trial: trial.score)
-    said = f"The highest score is {score(best)}, of {named(best.order_id)} (trial {best.number})."
-    return f"{said} There is no posterior yet."
+    highest = f"The highest score is {score(best)}, of {named(best.order_id)} (trial {best.number})."
+    return f"{highest} There is no posterior yet."
 
 
 def _best(search: Search) -> str:
-    """Say what is best of what was tried, by the posterior, and how sure that is."""
+    """Return sentences on the best order tried by posterior mean, and on how certain that is."""
+    # 1. The best order tried, among the trials that passed the gate if there are any.
     mean, deviation = search.mean, search.deviation
     ranked, tried = by_mean(search), search.tried
     passed = [trial for trial in search.ended if trial.passed]
@@ -199,24 +203,32 @@ def _best(search: Search) -> str:
     first, *others = [order for order in ranked if order in counts]
     trial = [each for each in passed or search.ended if each.order_id == first][-1]
     kept = "" if math.isnan(trial.compliance) else f" at {percent(trial.compliance)} compliance"
-    of_which = "what passed the gate" if passed else "what was tried (nothing passed the gate)"
-    said = (
-        f"Best of {of_which}, by the posterior, is {named(first)} (order {first}): mean {mean[first]:.4g}, "
+    among = "the orders that passed the gate" if passed else "the orders tried (none passed the gate)"
+    sentences = (
+        f"Best of {among}, by the posterior, is {named(first)} (order {first}): mean {mean[first]:.4g}, "
         f"deviation {deviation[first]:.2g}; trial {trial.number} scored {score(trial)}{kept}."
     )
+    # 2. Its lead over the second, in units of their common deviation.
     if others:
         apart, common = mean[first] - mean[others[0]], math.hypot(deviation[first], deviation[others[0]])
-        sure = "clearly lower" if apart > 2 * common else "so which of the two is better is not sure"
-        said += f" The next, order {others[0]}, is {apart:.2g} lower with a common deviation of {common:.2g}: {sure}."
+        certain = "clearly lower" if apart > 2 * common else "it is not certain which of the two is better"
+        sentences += (
+            f" The next, order {others[0]}, is {apart:.2g} lower with a common deviation of {common:.2g}: "
+            f"{certain}."
+        )
+    # 3. Orders that may be better still.
     if ranked[0] != first:
         why = "did not pass the gate" if ranked[0] in tried else "was not tried"
-        said += f" Expected to be higher, but {why}: {named(ranked[0])} (order {ranked[0]}), {mean[ranked[0]]:.4g}."
+        sentences += (
+            f" Expected to be higher, but {why}: {named(ranked[0])} (order {ranked[0]}), "
+            f"{mean[ranked[0]]:.4g}."
+        )
     could = np.flatnonzero(mean + search.beta * deviation > mean[first])
     untried = len(set(could.tolist()) - set(tried))
     ahead = "a longer search would look there" if untried else "the search has looked where it could gain"
     return (
-        f"{said} Of the {len(ORDERS) - len(tried)} orders not tried {untried} have mean + {search.beta:g} deviations "
-        f"above that mean: {ahead}."
+        f"{sentences} Of the {len(ORDERS) - len(tried)} orders not tried {untried} have mean + {search.beta:g} "
+        f"deviations above that mean: {ahead}."
     )
 
 
@@ -230,38 +242,38 @@ def _gate(search: Search) -> str:
 
 
 def _inheritance(search: Search) -> str:
-    """Compare trials that began from nothing with those that inherited."""
+    """Return a sentence that compares trials from nothing with trials that inherited."""
     groups = by_inheritance(search)
     alone = [group for group in groups if group.name == NOTHING]
     heirs = Inherited("", [trial for group in groups if group.name != NOTHING for trial in group.trials])
     if not alone or not heirs.trials:
-        return (
-            "Nothing can be said of inheritance yet: trials that inherited and such that did not are needed."
-        )
-    said = f"Until the gate, trials from nothing took {_episodes(alone[0])}, those that inherited {_episodes(heirs)}"
+        return "Inheritance cannot be judged yet: that needs trials that inherited and trials that did not."
+    sentence = (
+        f"Until the gate, trials from nothing took {_episodes(alone[0])}, trials that inherited "
+        f"{_episodes(heirs)}"
+    )
     before, after = alone[0].until_gate, heirs.until_gate
     if math.isfinite(before) and math.isfinite(after) and after:
-        said += f": {before / after:.2g} times as many from nothing"
-    return f"{said}. What that is worth only a search with search.inherit=nothing tells: all its trials begin anew."
+        sentence += f": {before / after:.2g} times as many from nothing"
+    return f"{sentence}. To measure the gain, compare with a search of search.inherit=nothing."
 
 
 def _ages(search: Search) -> list[str]:
-    """Say so where scores rise with the age of policies: the posterior takes all that differs for the orders'."""
+    """Return a warning if scores rise with the age of policies, because the posterior attributes that to the orders."""
     scores = [trial.score for trial in search.ended]
     together = rank_correlation(learned_from(search), scores)
     if len(scores) < _LEAST_TRIALS or not together > _TOGETHER:
         return []
     return [
-        "Scores rise with the episodes that a policy had learned from, inherited ones included (rank correlation "
-        f"{together:.2f}), and the posterior takes that for the orders': what was tried early may be better than it "
-        "says."
+        "Scores rise with the episodes from which a policy has learned, inherited ones included (rank correlation "
+        f"{together:.2f}). The posterior attributes that to the orders: orders tried early may be better than it says."
     ]
 
 
 def _episodes(group: Inherited) -> str:
     passed = f"{group.num_passed} of {len(group.trials)} passed"
     if math.isinf(group.until_gate):
-        return f"more episodes than they had ({passed})"
+        return f"more episodes than they were given ({passed})"
     return f"a median of {group.until_gate:,.0f} episodes ({passed})"
 
 
@@ -273,11 +285,11 @@ def _presets(search: Search) -> str:
 
 
 def _places(search: Search) -> str:
-    """Say which kind's place matters most, on average over the orders."""
+    """Return a sentence on the kind of host whose place changes the posterior mean most, averaged over the orders."""
     means = by_place(search.mean)
     kind = int(np.argmax(np.ptp(means, axis=1)))
     best, worst = int(means[kind].argmax()), int(means[kind].argmin())
     return (
-        f"On average it matters most where {KINDS[kind]} stands: {means[kind, best]:.4g} at place {best + 1}, "
+        f"On average the place of {KINDS[kind]} matters most: {means[kind, best]:.4g} at place {best + 1}, "
         f"{means[kind, worst]:.4g} at place {worst + 1}."
     )

@@ -1,4 +1,8 @@
-"""The report of a search over orders: report.html with its charts, summary.json, posterior.csv and plots/."""
+"""The report of a search over orders: report.html with its charts, summary.json, posterior.csv and plots/.
+
+`report` is the entry point; then come tables, and one function for each chart. Numbers and sentences come from
+search_findings.py.
+"""
 
 import math
 from collections.abc import Sequence
@@ -19,8 +23,8 @@ from ddppo.domains.cage2.search_findings import (
     learned_from,
     lineage,
     named,
-    said,
     score,
+    sentences,
 )
 from ddppo.errors import ConfigError
 from ddppo.files import write_json
@@ -36,21 +40,30 @@ from ddppo.study.report import ReportOptions
 _KIND = "search report"
 _TEMPLATES = templates("ddppo.domains.cage2")
 _HAVE_EFFECT = {"path", "out"}
-_WITHOUT = {TRAINING_LOG: "what training reached is not shown", SAMPLING_LOG: "the best by UCB are not shown"}
-_MANY = 60  # trials: more are drawn as small points
-_RANKS = {3: "sky", 2: "green", 1: "blue"}  # of the best by UCB; the first drawn last, above the others
+# The part of the report that is missing without a log.
+_WITHOUT = {
+    TRAINING_LOG: "the curves of training are not shown",
+    SAMPLING_LOG: "the best orders by UCB are not shown",
+}
+_MANY = 60  # more trials than this are drawn as small points
+_RANKS = {
+    3: "sky",
+    2: "green",
+    1: "blue",
+}  # colours of the best by UCB; the first is drawn last, above the others
 
 
 def report(options: ReportOptions, width: int | None = None) -> str:
-    """Write the report of a search and return what `python -m ddppo.report` prints. Raises as make_report() does."""
+    """Write the report of a search; return the text that `python -m ddppo.report` prints. Raises as make_report()."""
     return on_terminal(*make_report(options), width)
 
 
 def make_report(options: ReportOptions) -> tuple[Search, Path]:
-    """Read a search and write its report; return both it and the report's folder.
+    """Read a search and write its report; return the search and the folder of the report.
 
-    Raises ConfigError for options that only studies of scaling know, RunFolderError for a damaged run folder.
+    Raises ConfigError for options that apply to studies of scaling alone, RunFolderError for a damaged run folder.
     """
+    # 1. Options and the target folder.
     for field in fields(options):
         value, plain = getattr(options, field.name), getattr(ReportOptions(options.path), field.name)
         if field.name not in _HAVE_EFFECT and value != plain:
@@ -59,8 +72,10 @@ def make_report(options: ReportOptions) -> tuple[Search, Path]:
             )
     folder = files.folder_of(options)
     files.refuse_to_overwrite(folder)
+    # 2. Read everything before the first file is written.
     search = read_search(Path(options.path))
     drawn = charts(search)
+    # 3. Write to a temporary folder, which gets its name when it is complete.
     with files.new_folder(folder) as new:
         files.write_plots(new / "plots", drawn)
         if search.mean.size:
@@ -76,7 +91,7 @@ def page(search: Search) -> str:
     return _TEMPLATES.get_template("search.html.j2").render(
         title=f"Search over orders: {search.path.resolve().name}",
         facts=_facts(search),
-        said=said(search),
+        said=sentences(search),
         missing=[f"There is no {name}: {_WITHOUT[name]}." for name in search.missing],
         drawn=charts(search),
         trials=_trials(search),
@@ -89,11 +104,11 @@ def page(search: Search) -> str:
 
 
 def as_json(search: Search) -> dict[str, Any]:
-    """Return what summary.json holds: what is said, and the numbers that search.json has not."""
+    """Return the content of summary.json: the sentences, and the numbers that search.json does not hold."""
     return {
         "kind": _KIND,
         "schema_version": 1,
-        "said": said(search),
+        "said": sentences(search),
         "facts": _facts(search),
         "trials": [asdict(trial) | {"distance": distance(search, trial)} for trial in search.trials],
         "posterior": _posterior_rows(search) if search.mean.size else [],
@@ -101,9 +116,9 @@ def as_json(search: Search) -> dict[str, Any]:
 
 
 def on_terminal(search: Search, folder: Path, width: int | None = None) -> str:
-    """Return what the door prints."""
+    """Return the text for the terminal."""
     table = tables.on_terminal("Trials", _trials(search), width)
-    return "\n".join([table, "", *said(search), "", f"report: {folder / 'report.html'}"])
+    return "\n".join([table, "", *sentences(search), "", f"report: {folder / 'report.html'}"])
 
 
 def _facts(search: Search) -> dict[str, str]:
@@ -143,7 +158,7 @@ def _parent(search: Search, trial: TrialRecord) -> str:
 
 
 def _lineage(search: Search) -> Shown:
-    """Return the tree of what inherited from what, a line for each trial."""
+    """Return the tree of inheritance, a line for each trial."""
     rows = lineage(search.trials)
     return tables.shown(
         {
@@ -195,7 +210,7 @@ def _places(search: Search) -> Shown:
 
 
 def charts(search: Search) -> list[Chart]:
-    """Draw what is known; no chart of what is missing."""
+    """Return the charts for which there is data."""
     ended = [_by_trial(search), _by_episodes(search)] if search.ended else []
     drawn = [
         *([_posterior(search)] if search.mean.size else []),
@@ -214,20 +229,22 @@ def charts(search: Search) -> list[Chart]:
 def _posterior(search: Search) -> Chart:
     chart = Chart(
         "posterior",
-        f"What is expected of all {len(ORDERS)} orders",
+        f"Expected scores of all {len(ORDERS)} orders",
         Axis("place by posterior mean"),
         Axis("score"),
-        "The band is a deviation to either side of the mean; a dot tells a pointer its order.",
+        "The band is one deviation on either side of the mean; each dot has its order as a tooltip.",
     )
+    # The posterior of all orders, by falling mean.
     ranked = by_mean(search)
     place = {order: 1 + i for i, order in enumerate(ranked)}
     mean, deviation, xs = search.mean[ranked], search.deviation[ranked], list(range(1, len(ranked) + 1))
     chart.band(xs, (mean - deviation).tolist(), (mean + deviation).tolist(), "blue")
     chart.line(xs, mean.tolist(), "blue", "posterior mean")
-    said = [
+    tooltips = [
         f"place {i}: {named(o)} (order {o}), {_expected(search, o)}" for i, o in zip(xs, ranked, strict=True)
     ]
-    chart.seeds(xs, mean.tolist(), "blue", said)
+    chart.seeds(xs, mean.tolist(), "blue", tooltips)
+    # Scores of single trials, and the presets.
     scores = [t.score for t in search.ended]
     _draw_trials(
         chart, search.ended, [place[t.order_id] for t in search.ended], scores, "orange", "scores of trials"
@@ -253,19 +270,19 @@ def _best_by_ucb(search: Search) -> Chart:
         "The best by UCB when each trial was chosen",
         Axis("trial"),
         Axis(f"mean + {search.beta:g} deviations"),
-        "The less a search can still gain, the lower they fall, towards the best mean.",
+        "They fall towards the best mean as the possible gain of the search shrinks.",
     )
     for rank, colour in _RANKS.items():
         of_rank = [s for s in search.sampled if s.rank == rank]
         xs, ys = [s.trial for s in of_rank], [s.ucb for s in of_rank]
         chart.line(xs, ys, colour)
-        said = [
+        tooltips = [
             f"trial {s.trial}, rank {s.rank}: {named(s.order_id)} (order {s.order_id}), UCB {s.ucb:.4g}, mean "
             f"{s.mean:.4g}, deviation {s.deviation:.2g}"
             for s in of_rank
         ]
         draw = chart.dots if len(search.trials) <= _MANY else chart.seeds
-        draw(xs, ys, colour, said, f"rank {rank}")
+        draw(xs, ys, colour, tooltips, f"rank {rank}")
     return chart
 
 
@@ -285,13 +302,16 @@ def _by_episodes(search: Search) -> Chart:
 
 
 def _regret(chart: Chart, search: Search, xs: list[int]) -> Chart:
-    """Draw scores, and what the best order so far is worth, in steps, under the highest mean of the posterior."""
+    """Draw scores, the value of the best order so far as steps, and the highest posterior mean as a dashed line."""
     best, ended = best_so_far(search), search.ended
     if search.mean.size:
         chart.line(
             [xs[0], xs[-1]], [float(search.mean.max())] * 2, "grey", "highest posterior mean", dashed=True
         )
-        chart.caption = "How far the line is below the dashed one is the regret, as far as it is known."
+        chart.caption = (
+            "The distance of the line from the dashed one is the regret, as estimated by the posterior."
+        )
+    # Corners of the steps: each value holds until the next trial.
     corners = [x for x in xs for _ in range(2)][1:]
     chart.line(corners, [y for y in best for _ in range(2)][:-1], "blue", "best so far")
     for x, trial in zip(xs, ended, strict=True):
@@ -321,21 +341,21 @@ def _until_gate(search: Search) -> Chart:
     groups = by_inheritance(search)
     chart = Chart(
         "until_gate",
-        "Episodes until the gate, by what was inherited",
+        "Episodes until the gate, by inheritance",
         places(
             [group.name.removeprefix("distance ") for group in groups],
             "nothing, or Kendall's distance to the parent",
         ),
         Axis("episodes", shows=(0,)),
-        "A bar is a median; none where half of the trials did not get there.",
+        "A bar is a median; there is none if half of the trials did not pass.",
     )
     for i, group in enumerate(groups):
         middle = group.until_gate
         if math.isfinite(middle):
-            said = (
+            tooltip = (
                 f"{group.name}: a median of {middle:,.0f}, {group.num_passed} of {len(group.trials)} passed"
             )
-            chart.bar(i, 0, middle, "sky", said)
+            chart.bar(i, 0, middle, "sky", tooltip)
     every = [(i, trial) for i, group in enumerate(groups) for trial in group.trials]
     _passed_or_not(chart, [t for _, t in every], [i for i, _ in every], [t.episodes for _, t in every])
     return chart
@@ -344,10 +364,10 @@ def _until_gate(search: Search) -> Chart:
 def _by_age(search: Search) -> Chart:
     chart = Chart(
         "age",
-        "Scores, by what the policy had learned from",
-        Axis("episodes, those inherited included"),
+        "Scores, by the age of the policy",
+        Axis("episodes learned from, inherited ones included"),
         Axis("score"),
-        "Were policies alike old, what differs would be the orders'.",
+        "If all policies had the same age, differences would come from the orders alone.",
     )
     _passed_or_not(chart, search.ended, learned_from(search), [trial.score for trial in search.ended])
     return chart
@@ -370,11 +390,10 @@ def _draw_trials(
     label: str,
 ) -> None:
     draw = chart.dots if len(trials) <= _MANY else chart.seeds
-    draw(xs, ys, colour, [_told(trial) for trial in trials], label)
+    draw(xs, ys, colour, [_tooltip(trial) for trial in trials], label)
 
 
-def _told(trial: TrialRecord) -> str:
-    """Return what a pointer on a trial is told."""
+def _tooltip(trial: TrialRecord) -> str:
     began = NOTHING if trial.inherited_from is None else f"trial {trial.inherited_from}"
     kept = "" if math.isnan(trial.compliance) else f", compliance {percent(trial.compliance)}"
     return (
@@ -387,13 +406,13 @@ def _told(trial: TrialRecord) -> str:
 
 
 def _training(search: Search) -> list[Chart]:
-    """Draw what training reached, means over stretches of episodes; a gap is a trial's end."""
+    """Return the curves of training, as means over stretches of episodes."""
     compliance = Chart(
         "training_compliance",
         "Compliance while training",
         Axis("episodes"),
         Axis("repairs that comply (%)", shows=(100,)),
-        "Means over stretches of episodes; where trials are few the line is broken between them.",
+        "Means over stretches of episodes; with few trials, the line has a gap between two of them.",
     )
     rewards = Chart(
         "training_reward",

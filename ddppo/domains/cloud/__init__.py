@@ -1,4 +1,8 @@
-"""`ddppo/Cloud-v0`: tasks in a simulated cloud, one command line a step (docs/cloud_tasks.md)."""
+"""`ddppo/Cloud-v0`: tasks in a simulated cloud, one command line a step (docs/cloud_tasks.md).
+
+Read in this order: cli.py and cli_parameters.py (a line becomes an API call), world.py (the simulated account),
+tasks.py (tasks, grading and reward), env.py (the environment), tokenizer.py (a grammar for small policies).
+"""
 
 from ddppo.plugins import Plugin
 

@@ -1,7 +1,7 @@
-"""`aws <service> <operation> --option value` as a call, without a shell, files or processes.
+"""`aws <service> <operation> --option value` as an API call, without a shell, files or processes. `parse` is the entry.
 
-What else is typed is an error, worded as the AWS CLI words it. Services and operations that are not listed here do not
-exist, the simulator's own routes included.
+Any other line is an error in the words of the AWS CLI. Only the services and operations listed here exist; the control
+routes of the simulator are out of reach.
 """
 
 from dataclasses import dataclass, field
@@ -13,7 +13,8 @@ from jmespath.exceptions import JMESPathError
 
 from ddppo.domains.cloud.cli_parameters import CommandError, operation_model, parameters, words
 
-SERVICES = {  # as the AWS CLI calls them -> as boto3 does
+# Name in the AWS CLI -> name in boto3.
+SERVICES = {
     "s3api": "s3",
     "dynamodb": "dynamodb",
     "sqs": "sqs",
@@ -22,6 +23,7 @@ SERVICES = {  # as the AWS CLI calls them -> as boto3 does
     "ssm": "ssm",
     "secretsmanager": "secretsmanager",
 }
+# Operations that change nothing, and operations that do, by service.
 READS = {
     "s3api": """list-buckets head-bucket get-bucket-location get-bucket-versioning get-bucket-tagging
         get-bucket-policy get-bucket-encryption get-public-access-block get-bucket-lifecycle-configuration
@@ -61,11 +63,11 @@ WRITES = {
     "secretsmanager": """create-secret put-secret-value update-secret delete-secret restore-secret
         tag-resource untag-resource""",
 }
-OBJECT_VERBS = ("ls", "mb", "rb", "rm", "cp")  # of `aws s3`; what needs a disk is not there
+OBJECT_VERBS = ("ls", "mb", "rb", "rm", "cp")  # of `aws s3`, without the verbs that need a disk
 
 
 def operations(service: str) -> tuple[str, ...]:
-    """Return what may be typed after `aws SERVICE`, reads first."""
+    """Return the operations of a service, reading ones first."""
     return (*READS[service].split(), *WRITES[service].split())
 
 
@@ -85,12 +87,12 @@ To see help text, you can run:
 
 @dataclass(frozen=True)
 class ApiCall:
-    """One operation of a service, with botocore's parameters; `query` is the JMESPath of what is printed."""
+    """One operation of a service."""
 
     service: str
-    operation: str
-    params: dict[str, Any] = field(default_factory=dict)
-    query: str | None = None
+    operation: str  # as the CLI spells it: list-buckets
+    params: dict[str, Any] = field(default_factory=dict)  # as botocore takes them
+    query: str | None = None  # JMESPath of --query, which filters the output
 
     @property
     def is_read(self) -> bool:
@@ -102,21 +104,22 @@ class ApiCall:
 
     @property
     def api_name(self) -> str:
-        """`ListBuckets` of `list-buckets`."""
+        """Its name in the API: `ListBuckets` for `list-buckets`."""
         return self.model.name
 
 
 @dataclass(frozen=True)
 class S3Command:
-    """A command of `aws s3`, which stands for one or several calls (world.py)."""
+    """A command of `aws s3`. world.py translates it to one or several API calls."""
 
     verb: str
-    places: tuple[str, ...]
+    places: tuple[str, ...]  # s3://bucket/key
     flags: frozenset[str]
 
 
 def parse(line: str) -> ApiCall | S3Command:
-    """Read one command line. Raises CommandError; nothing has happened then."""
+    """Parse a command line; nothing is executed. Raises CommandError."""
+    # 1. aws <service> <operation>
     typed = words(line)
     if not typed or typed[0] != "aws":
         raise CommandError(f"{typed[0] if typed else ''}: command not found: type an aws command", status=127)
@@ -131,6 +134,7 @@ def parse(line: str) -> ApiCall | S3Command:
         raise CommandError(f"{USAGE}\naws: error: the following arguments are required: operation")
     if typed[2] not in operations(service):
         raise _invalid_choice("operation", operations(service))
+    # 2. Options: the global ones, then those of the operation.
     options, stray = _options(typed[3:])
     query = _global(options)
     params = parameters(SERVICES[service], typed[2], options)
@@ -140,7 +144,7 @@ def parse(line: str) -> ApiCall | S3Command:
 
 
 def _options(typed: list[str]) -> tuple[dict[str, list[str]], list[str]]:
-    """Return option -> its words, and the words before any option."""
+    """Return the words of each option, and the words before the first option."""
     options: dict[str, list[str]] = {}
     stray: list[str] = []
     current = stray
@@ -154,7 +158,10 @@ def _options(typed: list[str]) -> tuple[dict[str, list[str]], list[str]]:
 
 
 def _global(options: dict[str, list[str]]) -> str | None:
-    """Take the few global options out of `options`; those that would lead elsewhere are unknown options."""
+    """Remove the supported global options from `options`; return the --query.
+
+    Others, such as --endpoint-url and --profile, would reach outside the simulator, and stay unknown options.
+    """
     for name, only in (("--output", "json"), ("--region", REGION)):
         value = options.pop(name, [only])
         if value != [only]:

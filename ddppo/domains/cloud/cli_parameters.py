@@ -1,6 +1,7 @@
-"""A command line as words, and its options as the parameters that botocore takes, by a service's model of its inputs.
+"""The words of a command line, and its options as the parameters that botocore takes.
 
-`words` splits a line as a shell's quoting does, `Shorthand` reads the AWS CLI's shorthand, `parameters` types both.
+`words` splits a line by the quoting rules of a shell, `Shorthand` reads the AWS CLI's shorthand syntax, and
+`parameters` converts texts to the types of the service's model.
 """
 
 import functools
@@ -19,27 +20,29 @@ NO_SHELL = "there is no shell here: one aws command a line, without pipes, redir
 
 
 class CommandError(Exception):
-    """A command that came to nothing: what is printed, and the exit status (the AWS CLI's, version 2).
+    """A command that failed: its output, and its exit status as in version 2 of the AWS CLI.
 
-    252: the line could not be read. 254: the service refused. 255: the rest.
+    252: the line could not be parsed. 254: the service refused. 255: any other error.
+    (https://docs.aws.amazon.com/cli/latest/userguide/cli-usage-returncodes.html)
     """
 
-    def __init__(self, said: str, status: int = 252, code: str = "") -> None:
-        super().__init__(said)
-        self.said, self.status, self.code = said, status, code
+    def __init__(self, output: str, status: int = 252, code: str = "") -> None:
+        super().__init__(output)
+        self.output, self.status, self.code = output, status, code
 
 
 def words(line: str) -> list[str]:
     """Split a line at blanks, with single quotes, double quotes and backslashes as in sh.
 
-    Raises CommandError where a shell would do more than quote: an operator, a variable, a substitution.
+    Raises CommandError for everything else that a shell would interpret: operators, variables, substitutions.
     """
     found: list[str] = []
-    word: str | None = None  # None between words, as "" is a word where it was quoted
+    word: str | None = None  # None between words; "" is a word if it was quoted
     quote = ""
     at = 0
     while at < len(line):
         char = line[at]
+        # Single quotes keep everything; double quotes keep all but $, ` and \; then comes plain text.
         if quote == "'":
             word, quote = (word, "") if char == quote else ((word or "") + char, quote)
         elif char in "$`":
@@ -73,16 +76,16 @@ def words(line: str) -> list[str]:
 # https://docs.aws.amazon.com/cli/latest/userguide/cli-usage-shorthand.html
 
 KEY = re.compile(r"[\w.:/#-]+(?==)")
-STOPS = {"": ",", "]": ",]", "}": ",}"}  # what ends a bare value, by what it stands in
-DEEPEST = 8
+STOPS = {"": ",", "]": ",]", "}": ",}"}  # characters that end a bare value, by the bracket around it
+DEEPEST = 8  # levels of nesting
 
 
 class ShorthandError(ValueError):
-    """A text that is no shorthand; worded as the AWS CLI does."""
+    """A text is not valid shorthand. The message is worded as in the AWS CLI."""
 
 
 class Shorthand:
-    """Reads one text: `key=value` pairs between commas; values are texts, lists or maps of the same."""
+    """A parser of one text: `key=value` pairs separated by commas; values are texts, lists or maps."""
 
     def __init__(self, text: str) -> None:
         self._text, self._at, self._depth = text, 0, 0
@@ -107,7 +110,7 @@ class Shorthand:
                 return pairs
 
     def _values(self, closed_by: str) -> Any:
-        """Return a value, or the list `a,b,c` where what follows a comma is no key."""
+        """Return a value, or the list `a,b,c` if no key follows the commas."""
         first = self._value(closed_by)
         many = [first]
         while self._peek() == "," and KEY.match(self._text, self._at + 1) is None and closed_by != "]":
@@ -178,12 +181,15 @@ class Shorthand:
 
 SCALARS = ("string", "integer", "long", "float", "double", "boolean", "blob", "timestamp", "character")
 NUMBERS = {"integer": int, "long": int, "float": float, "double": float}
-RENAMED = {("sns", "subscribe", "Endpoint"): "--notification-endpoint"}  # by the AWS CLI itself
-FILES = ("file://", "fileb://", "http://", "https://")  # what the AWS CLI would read a value from
+RENAMED = {
+    ("sns", "subscribe", "Endpoint"): "--notification-endpoint"
+}  # option names that the AWS CLI changes
+FILES = ("file://", "fileb://", "http://", "https://")  # prefixes from which the AWS CLI would load a value
 
 
 def session() -> botocore.session.Session:
-    """Return a session of botocore's that no profile and no file in ~/.aws reaches: they are of real accounts."""
+    """Return a botocore session that reads no profile and no file in ~/.aws, which may hold keys of real accounts."""
+    # botocore: (name in the config file, environment variable, default, conversion).
     unset = (None, None, None, None)
     nowhere = (None, None, os.devnull, None)
     return botocore.session.Session(
@@ -204,7 +210,7 @@ def _service_model(service: str) -> ServiceModel:
 
 @functools.lru_cache(maxsize=512)
 def operation_model(service: str, operation: str) -> OperationModel:
-    """Return botocore's model of a service's operation, given as the CLI words it (`list-buckets`)."""
+    """Return botocore's model of an operation, which is named as in the CLI (`list-buckets`)."""
     model = _service_model(service)
     names = {xform_name(name, "-"): name for name in model.operation_names}
     return model.operation_model(names[operation])
@@ -212,7 +218,7 @@ def operation_model(service: str, operation: str) -> OperationModel:
 
 @functools.lru_cache(maxsize=512)
 def members(service: str, operation: str) -> dict[str, tuple[str, Shape]]:
-    """Return option -> (parameter, its shape)."""
+    """Return the parameter of each option, and its shape."""
     shape = operation_model(service, operation).input_shape
     return {
         RENAMED.get((service, operation, name), f"--{xform_name(name, '-')}"): (name, of)
@@ -221,7 +227,8 @@ def members(service: str, operation: str) -> dict[str, tuple[str, Shape]]:
 
 
 def parameters(service: str, operation: str, typed: dict[str, list[str]]) -> dict[str, Any]:
-    """Return an operation's parameters from its options. Raises CommandError, worded as the AWS CLI does."""
+    """Return the parameters of an operation from its options. Raises CommandError in the words of the AWS CLI."""
+    # 1. Known options, with --no-x for x = false. Words that belong to no option are unknown.
     known = members(service, operation)
     found: dict[str, Any] = {}
     unknown: list[str] = []
@@ -235,6 +242,7 @@ def parameters(service: str, operation: str, typed: dict[str, list[str]]) -> dic
             unknown += values
         else:
             unknown += [option, *values]
+    # 2. Required options. The CLI reports them before unknown ones.
     shape = operation_model(service, operation).input_shape
     missing = [f"--{xform_name(name, '-')}" for name in (shape.required_members if shape else [])]
     missing = [option for option in missing if option not in typed]
@@ -246,6 +254,7 @@ def parameters(service: str, operation: str, typed: dict[str, list[str]]) -> dic
 
 
 def _value(option: str, shape: Shape, values: list[str], unknown: list[str]) -> Any:
+    """Return the value of an option from its words; words that are too many are added to `unknown`."""
     if shape.type_name == "boolean":
         unknown += values[1:]
         return _typed(option, shape, values[0]) if values else True
@@ -263,7 +272,7 @@ def _value(option: str, shape: Shape, values: list[str], unknown: list[str]) -> 
 
 
 def _refuse_file(option: str, shape: Shape, value: str) -> None:
-    """Refuse what the CLI would read from elsewhere. A web address is a value where the operation takes a text."""
+    """Refuse values that the CLI would load from a file or an address. In a text parameter, an address is a value."""
     scheme = next((scheme for scheme in FILES if value.startswith(scheme)), None)
     if scheme and (scheme.startswith("file") or shape.type_name not in ("string", "list")):
         raise CommandError(
@@ -290,7 +299,7 @@ def _json(option: str, text: str) -> Any:
 
 
 def _typed(option: str, shape: Shape, value: Any) -> Any:
-    """Turn texts into the numbers, booleans and bytes that a shape asks for; what does not fit, botocore refuses."""
+    """Convert texts to the numbers, booleans and bytes of a shape. botocore refuses values that do not fit."""
     kind = shape.type_name
     if kind == "structure" and isinstance(value, dict):
         of = shape.members

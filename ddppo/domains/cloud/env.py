@@ -1,4 +1,4 @@
-"""`ddppo/Cloud-v0`: a task in a simulated cloud, one command line a step."""
+"""`ddppo/Cloud-v0`, the environment: a task in a simulated cloud, one command line a step. Read `step` first."""
 
 import string
 from collections.abc import Mapping, Sequence
@@ -28,13 +28,15 @@ GUIDE = f"Type one aws command a line. `{HINT}` gives one of {MOST_HINTS} hints,
 
 
 class CloudEnv(gym.Env):
-    """Do what the prompt asks of a simulated cloud. An action is a command line; an observation is what is printed.
+    """Achieve the task of the prompt in a simulated cloud. An action is a command line, an observation its output.
 
-    The reward is the gain of score (ddppo.domains.cloud.tasks), so an episode's rewards sum to its last score.
-    terminated: the task is done. truncated: its steps are spent. `reset(seed=..., options={"task": name})` begins that
-    task with all that a seed decides (drift, chaos, identifiers); without options a task is drawn. `chaos` among the
-    options is the chance that faults strike, else it is the tier's, or 0 for an environment made with `chaos=False`.
-    One environment a process, as the simulator holds one world a process.
+    The reward of a step is the gain of the score (tasks.score), so the rewards of an episode sum to its last score. An
+    episode is terminated when the task is achieved, and truncated when its steps are used up.
+
+    Options of `reset`: "task" names the task, else one is drawn; "chaos" is the probability of a fault, by default
+    that of the task's tier, and 0 with `chaos=False`. The seed determines drift, faults and identifiers.
+
+    A process holds one environment, because the simulator holds one world per process.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012 (gymnasium.Env declares it so)
@@ -50,12 +52,13 @@ class CloudEnv(gym.Env):
         self._world = CloudWorld.take()
         self._is_over = True
         self._task: CloudTask | None = None
+        # Share of goals that hold, its maximum so far, and the score of the last step.
         self._progress = self._best = self._score = 0.0
         self._num_kept = self._num_hints = 0
 
     @property
     def task_tiers(self) -> dict[str, str]:
-        """Return the tier of each task, for a curriculum."""
+        """The tier of each task, for a curriculum."""
         return {name: task.tier for name, task in self.tasks.items()}
 
     def reset(
@@ -76,8 +79,10 @@ class CloudEnv(gym.Env):
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         if self._is_over or self._task is None:
             raise gym.error.ResetNeeded("the episode is over: call reset() before the next step()")
+        # 1. Execute the line.
         self._lines.append(action)
         printed, failed, retried = self._act(action)
+        # 2. Grade the state of the world, and score the step.
         progress, num_kept = self._grader.progress(), self._grader.num_kept()
         achieved = progress == 1.0 and num_kept == len(self._grader.keep)
         now = score(
@@ -95,6 +100,7 @@ class CloudEnv(gym.Env):
         reward, self._score = gain(now, self._score), now
         self._best = max(self._best, progress)
         self._progress, self._num_kept = progress, num_kept
+        # 3. End the episode, or let a fault strike before the next step.
         truncated = not achieved and len(self._lines) >= self._task.max_steps
         self._is_over = achieved or truncated
         if not self._is_over:
@@ -106,7 +112,7 @@ class CloudEnv(gym.Env):
         self._is_over = True
 
     def state(self) -> dict[str, Any]:
-        """Return all that decides what follows. moto cannot be stored, so an episode is stored as what was typed."""
+        """Return the complete state. moto cannot be saved, so an episode is saved as the lines that were typed."""
         if self._task is None:
             raise EnvStateError("a cloud environment has no state before its first reset: call reset() first")
         random = self.np_random.bit_generator.state
@@ -114,7 +120,7 @@ class CloudEnv(gym.Env):
         return begun | {"lines": list(self._lines), "random": random}
 
     def restore(self, state: Mapping[str, Any]) -> str:
-        """Go back to a state by typing it again; return the observation there."""
+        """Restore a state by typing its lines again; return the observation of that moment."""
         if state["task"] not in self.tasks:
             raise EnvStateError(
                 f"the state is of task {state['task']!r}, which this environment does not have"
@@ -126,12 +132,15 @@ class CloudEnv(gym.Env):
         return observation
 
     def _begin(self, task: CloudTask, seed: int, chance: float) -> tuple[str, dict[str, Any]]:
+        # 1. An empty world, the task's setup, and its drift.
         random = np.random.default_rng(seed)
         self._world.reset(seed)
         self._world.operate(task.setup)
         self._world.operate(drifted(task.num_drifts, task.drifts, random))
+        # 2. Goals are checked before the policy acts: a goal that already holds is no goal.
         self._grader = Grader(self._world, task.goals, task.keep, ordered=task.ordered)
         self._check(task)
+        # 3. The state of the episode.
         self._world.reads_only = task.reads_only
         self._task, self._seed, self._chance, self._lines = task, seed, chance, list[str]()
         self._fault = drawn(chance, task.chaos, random)
@@ -142,7 +151,7 @@ class CloudEnv(gym.Env):
         return self._shown(f"{task.prompt}\n{GUIDE}"), self._info(achieved=False)
 
     def _check(self, task: CloudTask) -> None:
-        """Refuse a task that its own start settles, or spoils."""
+        """Raise EnvStateError if a goal holds at the start of a task without drifts, or a thing to keep is missing."""
         held = len(task.goals) - len(self._grader.goals)
         if not self._grader.goals or (held and not task.drifts):
             raise EnvStateError(
@@ -152,7 +161,7 @@ class CloudEnv(gym.Env):
             raise EnvStateError(f"task {task.name}: what is to be kept is not there at its start")
 
     def _act(self, action: str) -> tuple[str, bool, bool]:
-        """Do a line; return what is printed, whether it failed, and whether that was an idempotent retry."""
+        """Execute a line; return its output, whether it failed, and whether it was an idempotent retry."""
         if action.strip() == HINT:
             return self._hint(), False, False
         if len(action) > MOST_TYPED:
@@ -161,13 +170,14 @@ class CloudEnv(gym.Env):
         else:
             outcome = self._world.run(action)
         self._grader.note(outcome.calls)
+        # A call that crashed the simulator may have changed the world.
         if outcome.code == BROKE:
             self._grader.look_again()
         retried = is_retry(outcome.code, had_before=self._has_retried)
         self._has_retried = self._has_retried or retried
         if outcome.status == 0:
-            return outcome.said, False, retried
-        return f"{outcome.said}\nexit status {outcome.status}", True, retried
+            return outcome.output, False, retried
+        return f"{outcome.output}\nexit status {outcome.status}", True, retried
 
     def _hint(self) -> str:
         assert self._task is not None
@@ -177,9 +187,9 @@ class CloudEnv(gym.Env):
         return f"hint {self._num_hints}: {self._task.hints[self._num_hints - 1]}"
 
     def _strike(self) -> None:
-        """Let the episode's chaos strike once it has come to its step and there is something that it breaks.
+        """Execute the fault of the episode at its step; repeat it in later steps until it breaks something.
 
-        The fall is chaos's own: what the player loses by it is no undoing.
+        The loss of progress is not counted as undone by the policy.
         """
         if self._fault is None or self._struck or len(self._lines) < self._fault.after:
             return

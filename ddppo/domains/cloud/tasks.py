@@ -1,7 +1,7 @@
-"""A task of the cloud: its YAML file (docs/cloud_tasks.md), whether it is done, and what a step towards it is worth.
+"""Tasks in the cloud: their goals, the score of a step, and their YAML files (docs/cloud_tasks.md).
 
-What is wrong with a file is said before it is played. Whether a task is done is read off the world's state and off the
-calls that the world made, never off what was said.
+`Grader` decides whether goals hold, from the state of the world and the calls it made, never from what was typed or
+printed. `score` turns that into a number. `load` reads a task and checks all of its file before it is played.
 """
 
 import functools
@@ -18,21 +18,21 @@ from ddppo.domains.cloud.cli_parameters import CommandError
 from ddppo.domains.cloud.world import TIERS, CloudWorld, Commands
 from ddppo.errors import ConfigError, near
 
-MISSING = object()
+MISSING = object()  # for a goal without `equals` or `contains`, as None is a value that an answer can have
 
 
 @dataclass(frozen=True)
 class StateGoal:
-    """A reading command, whose answer (through its --query) is to be `equals`, to contain `contains`, or an error.
+    """A goal for the state of the world: the answer of a reading command, through its --query.
 
-    Lists are compared without regard to order. Where `equals` is a mapping and the answer a text, the text is read as
-    JSON, of which services accept 3 for "3".
+    Lists are compared without regard to order. If `equals` is a mapping and the answer is text, the text is read as
+    JSON, with numbers as text, because services accept 3 for "3".
     """
 
-    read: str
-    equals: Any = MISSING
-    contains: Any = MISSING
-    error: str = ""
+    read: str  # the command
+    equals: Any = MISSING  # the answer has to equal this,
+    contains: Any = MISSING  # or contain this,
+    error: str = ""  # or be an error of this code
 
     def holds(self, world: CloudWorld) -> bool:
         found, code = world.look(self.read)
@@ -47,7 +47,7 @@ class StateGoal:
 
 @dataclass(frozen=True)
 class CallGoal:
-    """A call that is to have succeeded, with these of its parameters. For tasks that only read."""
+    """A goal that a call has succeeded, with these parameters among others. For tasks that only read."""
 
     service: str
     operation: str
@@ -63,23 +63,26 @@ Goal = StateGoal | CallGoal
 
 
 class Grader:
-    """Grades one episode. Goals that hold at its start are not goals but kept, so nothing old counts as new.
-
-    `ordered`: call goals count only in their order.
-    """
+    """Grades one episode. Goals that hold at its start become things to keep, so that they earn nothing."""
 
     def __init__(
-        self, world: CloudWorld, goals: Sequence[Goal], keep: Sequence[StateGoal], *, ordered: bool
+        self,
+        world: CloudWorld,
+        goals: Sequence[Goal],
+        keep: Sequence[StateGoal],
+        *,
+        ordered: bool,  # call goals count in their order only
     ) -> None:
         self._world, self._ordered = world, ordered
         held = [goal for goal in goals if isinstance(goal, StateGoal) and goal.holds(world)]
         self.goals = tuple(goal for goal in goals if goal not in held)
         self.keep = (*keep, *held)
-        self._met: set[int] = set()  # call goals, which stay met
+        self._met: set[int] = set()  # indices of call goals that are met; they stay met
         self.look_again()
 
     def note(self, calls: Sequence[ApiCall]) -> None:
-        """Hear of the calls that the world made at the player's word; reads, and what it refused, change nothing."""
+        """Record the successful calls of a line."""
+        # Reading calls leave the state, and so the cached results, as they are.
         if not all(call.is_read for call in calls):
             self.look_again()
         for call in calls:
@@ -89,14 +92,14 @@ class Grader:
                 if self._ordered and any(before not in self._met for before in self._call_goals(at)):
                     continue
                 self._met.add(at)
-                break  # one call is one goal's
+                break  # a call meets one goal at most
 
     def look_again(self) -> None:
-        """Forget what was seen: the world has changed, or may have."""
-        self._seen: dict[int, bool] = {}  # by the goals' ids, as what they equal may be a list
+        """Drop cached results, because the world may have changed."""
+        self._seen: dict[int, bool] = {}  # by id(goal): a goal may hold a list, which has no hash
 
     def progress(self) -> float:
-        """Return the share of the goals that hold now; looking leaves no trace in the world or in the calls."""
+        """Return the share of goals that hold now. Checking changes neither the world nor the recorded calls."""
         held = [
             at in self._met if isinstance(goal, CallGoal) else self._holds(goal)
             for at, goal in enumerate(self.goals)
@@ -132,9 +135,10 @@ def _sorted(value: Any) -> Any:
     return value
 
 
-# -- what a step is worth ----------------------------------------------------------------------------------------------
+# -- the score of a step -----------------------------------------------------------------------------------------------
 
-EXISTS = (  # codes of services that refuse to make what is there
+# Error codes of services for creating something that exists already.
+EXISTS = (
     "BucketAlreadyExists",
     "BucketAlreadyOwnedByYou",
     "EntityAlreadyExists",
@@ -149,24 +153,26 @@ MOST_HINTS = 3
 
 @dataclass(frozen=True)
 class GradedStep:
-    """What became of a step. `progress`: the share of the goals that hold, 0 to 1."""
+    """The result of a step, as the score reads it."""
 
-    progress: float
-    achieved: bool = False
-    rose: bool = False  # progress is more than ever in this episode
-    failed: bool = False  # the command did
-    undone: bool = False  # progress fell, or what was to be kept is not
-    retried: bool = False  # the command would make what is there already, the first time in this episode
-    survived: bool = False  # chaos struck, in this episode, before this
-    num_hints: int = 0
+    progress: float  # share of the goals that hold, 0 to 1
+    achieved: bool = False  # all goals hold, and all things to keep are there
+    rose: bool = False  # progress is higher than ever before in this episode
+    failed: bool = False  # the command failed
+    undone: bool = False  # progress fell, or a thing to keep was lost
+    retried: bool = (
+        False  # the command tried to create something that exists, for the first time in this episode
+    )
+    survived: bool = False  # a fault struck earlier in this episode
+    num_hints: int = 0  # hints taken so far
 
 
 def score(step: GradedStep) -> float:
-    """Return the worth of where a step has led.
+    """Return the score after a step (docs/cloud_tasks.md, "Grading, reward, cheating").
 
-    Achieved: 1, or 1.05 where chaos was survived. Else, held between 0 and .99:
+    Achieved: 1, or 1.05 if a fault struck. Otherwise, clipped to [0, .99]:
         (.8 progress + .1 [rose]) * (.5 if failed) - .1 [undone] + .02 [retried]
-    Either is multiplied by .85 for every hint taken.
+    Both are multiplied by .85 for every hint taken.
     """
     kept = 0.85 ** min(step.num_hints, MOST_HINTS)
     if step.achieved:
@@ -179,20 +185,20 @@ def score(step: GradedStep) -> float:
 
 
 def gain(after: float, before: float) -> float:
-    """Return the reward of a step between two scores: an episode's rewards sum to its last score.
+    """Return the reward of a step, the difference of two scores. The rewards of an episode sum to its last score.
 
-    The scores themselves as rewards would pay for every step that a task is left unfinished: 14 steps at .8 of the
-    goals are worth more than its end.
+    If scores were rewards, leaving a task unfinished would pay: 14 steps at .8 of the goals are worth more than
+    finishing it in one.
     """
     return after - before
 
 
 def is_retry(code: str, *, had_before: bool) -> bool:
-    """Whether a command that failed with `code` counts as an idempotent retry; once an episode."""
+    """Return whether a command that failed with `code` counts as an idempotent retry, which counts once an episode."""
     return code in EXISTS and not had_before
 
 
-# -- a task and its file -----------------------------------------------------------------------------------------------
+# -- a task and its YAML file ------------------------------------------------------------------------------------------
 
 OWN = Path(__file__).parent / "tasks"
 KEYS = (
@@ -215,26 +221,26 @@ MOST_STEPS = 15
 
 @dataclass(frozen=True)
 class CloudTask:
-    """One task. `solution` is for tests: commands that solve it whatever has drifted; it is never shown."""
+    """One task."""
 
     name: str
     tier: str
     prompt: str
     goals: tuple[Goal, ...]
-    hints: Commands
-    solution: Commands
-    setup: Commands = ()
-    keep: tuple[StateGoal, ...] = ()
-    drifts: tuple[Commands, ...] = ()
-    num_drifts: int = 0
-    chaos: tuple[Commands, ...] = ()
-    ordered: bool = False
-    reads_only: bool = False
+    hints: Commands  # from vague to plain
+    solution: Commands  # for tests and for the tokenizer's grammar: commands that solve it after any drift; never shown
+    setup: Commands = ()  # executed before the episode
+    keep: tuple[StateGoal, ...] = ()  # that have to hold at the end, too
+    drifts: tuple[Commands, ...] = ()  # changes of the setup, some of which are drawn
+    num_drifts: int = 0  # how many of them
+    chaos: tuple[Commands, ...] = ()  # faults, one of which may strike
+    ordered: bool = False  # call goals count in their order only
+    reads_only: bool = False  # every change is refused
     max_steps: int = MOST_STEPS
 
 
 def own_tasks() -> dict[str, CloudTask]:
-    """Return the tasks that come with ddppo, by name, easiest tier first."""
+    """Return the tasks that come with ddppo by name, the easiest tier first."""
     return dict(_own_tasks())
 
 
@@ -245,7 +251,7 @@ def _own_tasks() -> dict[str, CloudTask]:
 
 
 def chosen_tasks(given: Sequence[str] | None) -> dict[str, CloudTask]:
-    """Return the tasks of names, tiers and paths of YAML files; all that come with ddppo for None."""
+    """Return the tasks that a list of names, tiers and YAML files selects; None selects all that come with ddppo."""
     own = own_tasks()
     if given is None:
         return own
@@ -267,7 +273,7 @@ def chosen_tasks(given: Sequence[str] | None) -> dict[str, CloudTask]:
 
 
 def load(path: Path) -> CloudTask:
-    """Read one task; its name is the file's. Raises ConfigError, naming the file and the key."""
+    """Read one task, named as its file. Raises ConfigError that names the file and the key."""
     try:
         given = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -276,11 +282,11 @@ def load(path: Path) -> CloudTask:
 
 
 def task_of(name: str, given: Any) -> CloudTask:
-    """Return a task from the mapping of its file. Raises ConfigError, naming the task and the key."""
+    """Return a task from the mapping of its file. Raises ConfigError that names the task and the key."""
     try:
         return _task(name, given)
     except CommandError as error:
-        raise ConfigError(f"task {name}: {error.said}") from error
+        raise ConfigError(f"task {name}: {error.output}") from error
     except _WrongTask as error:
         raise ConfigError(f"task {name}: {error}") from error
 
@@ -290,6 +296,7 @@ class _WrongTask(ValueError):
 
 
 def _task(name: str, given: Any) -> CloudTask:
+    # 1. Keys, tier and prompt.
     if not isinstance(given, Mapping):
         raise _WrongTask(f"a task is a mapping of {', '.join(KEYS)}")
     for key in given:
@@ -300,12 +307,14 @@ def _task(name: str, given: Any) -> CloudTask:
         raise _WrongTask(f"tier={tier!r} is none of {', '.join(TIERS)}")
     if not isinstance(prompt, str) or not prompt.strip():
         raise _WrongTask("prompt says in words what is to be done: give a text")
+    # 2. Drift: `draw` of the lists in `of`.
     drift = given.get("drift") or {"draw": 0, "of": []}
     if not isinstance(drift, Mapping) or set(drift) != {"draw", "of"}:
         raise _WrongTask("drift has the two keys `draw` (how many) and `of` (lists of commands)")
     drifts = _many_commands("drift.of", drift["of"])
     if drifts and not 1 <= drift["draw"] <= len(drifts):
         raise _WrongTask(f"drift.draw={drift['draw']!r} is not from 1 to {len(drifts)}, the drifts there are")
+    # 3. Everything else. Each command is parsed here, so that a mistake in it is found now.
     task = CloudTask(
         name=name,
         tier=tier,
@@ -327,6 +336,7 @@ def _task(name: str, given: Any) -> CloudTask:
 
 
 def _check(task: CloudTask) -> None:
+    """Raise _WrongTask if the parts of a task do not fit together."""
     if not task.goals or not task.solution:
         raise _WrongTask("goals and solution each need at least one entry")
     if len(task.hints) != NUM_HINTS:
@@ -349,12 +359,12 @@ def _goal(given: Any) -> Goal:
 
 
 def _call(line: str) -> ApiCall:
-    """Return the call of a line; one without options stands for any call of its operation."""
+    """Return the call of a line. A line without options stands for any call of its operation."""
     try:
         found = parse(line)
     except CommandError as error:
         typed = line.split()
-        if len(typed) != 3 or "arguments are required: --" not in error.said:
+        if len(typed) != 3 or "arguments are required: --" not in error.output:
             raise
         return ApiCall(typed[1], typed[2])
     if isinstance(found, S3Command):

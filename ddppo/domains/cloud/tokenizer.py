@@ -1,14 +1,18 @@
-"""The cloud's dialogue as tokens that a small policy, trained from nothing, can learn in minutes (docs/cloud_tasks.md).
+"""Tokens of the cloud's dialogue for a small policy that is trained from scratch in minutes (docs/cloud_tasks.md).
 
-A turn of the policy is an operation, or `hint`; then, of an operation that has several forms, which of them; then,
-blank by blank, one of the prompt's names that this line has not used yet. What leaves no choice is no token, and none
-ends a turn: a line is over once it is filled. At the start of a turn the operations of all tasks are allowed, whatever
-the prompt. So every line of every solution can be said, and nothing in the grammar says which belongs to which task.
-
-A prompt writes in `backticks` what its task calls things: names, numbers, texts. These are its names. A form is a line
-of a solution with a blank for each of them, the same one wherever a name occurs:
+A prompt writes names, numbers and texts of its task in `backticks`. These are its names. A form is a line of a solution
+with a blank for each name; equal names have the same blank:
 
     aws iam tag-user --user-name _0 --tags Key=_1,Value=_2
+
+The policy types a turn as
+1. an operation, or `hint`;
+2. the form, if the operation has several forms;
+3. for each blank, one of the names in the prompt that the line has not used yet.
+A choice with a single option takes no token, and no token ends a turn: a line ends when its blanks are filled.
+
+At the start of a turn the operations of all tasks are allowed, whatever the prompt. So every line of every solution
+can be typed, and the grammar does not reveal which line belongs to which task.
 """
 
 import re
@@ -22,14 +26,12 @@ from ddppo.domains.cloud.env import HINT
 from ddppo.domains.cloud.tasks import chosen_tasks
 from ddppo.errors import ConfigError
 
-MOST_NAMES = 8  # of a prompt; further ones are taken for words
-MISSING = "x"  # fills blanks that a prompt has no names for
+MOST_NAMES = 8  # of a prompt; further ones are treated as words
+MISSING = "x"  # fills a blank for which the prompt has no name
 QUOTED = re.compile(r"`([^`\n]+)`")
 _OPERATION = re.compile(r"aws \S+ \S+")
-MOST_ANSWERED = (
-    16  # words of what is printed that the policy is given; the whole prompt is, within obs_tokens
-)
-NUM_OTHER = 128  # tokens of the words that no prompt has
+MOST_ANSWERED = 16  # words of an output that the policy reads; of the prompt it reads obs_tokens
+NUM_OTHER = 128  # tokens that words outside all prompts share, by their hash
 _WORD = re.compile(r"[\w./:-]*\w")
 _FAILED = re.compile(r"\nexit status \d+$")
 _CODE = re.compile(r"An error occurred \(([\w.]+)\)")
@@ -37,13 +39,13 @@ _CODE = re.compile(r"An error occurred \(([\w.]+)\)")
 
 @dataclass(frozen=True)
 class Form:
-    """A command line; its parts are texts, and the numbers of blanks, which are counted in the order of the line."""
+    """A command line with blanks. Its parts are texts and numbers of blanks, counted in the order of the line."""
 
     parts: tuple[str | int, ...]
 
     @property
     def operation(self) -> str:
-        """`aws s3 mb` of `aws s3 mb s3://_0`."""
+        """The first three words: `aws s3 mb` of `aws s3 mb s3://_0`."""
         found = _OPERATION.match(str(self.parts[0]))
         assert found is not None, self.parts
         return found.group()
@@ -57,17 +59,18 @@ class Form:
 
 
 def names_of(prompt: str) -> tuple[str, ...]:
-    """Return what a prompt quotes, each once, in its order."""
+    """Return the names in a prompt, each once, in their order."""
     return tuple(dict.fromkeys(QUOTED.findall(prompt)))[:MOST_NAMES]
 
 
 def form_of(line: str, names: Sequence[str]) -> tuple[Form, tuple[str, ...]]:
-    """Return a line's form and the names that fill it.
+    """Return the form of a line and the names that fill it.
 
-    A name is one where it stands by itself: `id` is none in `user-id`, nor in `--id`.
+    A name counts only as a whole word: `id` does not occur in `user-id` or in `--id`.
     """
     if not names:
         return Form((line,)), ()
+    # Longer names first, so that a name which contains another one is found as a whole.
     longest_first = sorted(names, key=len, reverse=True)
     anywhere = re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, longest_first))})(?![\w-])")
     pieces = anywhere.split(line)  # texts at even places, names between them
@@ -77,14 +80,19 @@ def form_of(line: str, names: Sequence[str]) -> tuple[Form, tuple[str, ...]]:
 
 
 class CloudTokens:
-    """Tokens of these tasks (names, tiers, files; by default all that come with ddppo).
+    """The vocabulary for some tasks (names, tiers, files; by default all that come with ddppo).
 
-    In this order: pad, end (which is never typed), what precedes a turn (asked; done or failed, as the last line was),
-    the names of a prompt by their places, words of prompts, other words by their hash, hint, operations, and the forms
-    of operations that have several.
+    Tokens, in this order:
+    - pad; end, which is never typed;
+    - asked, done, failed: the mark before a turn, behind the prompt or behind an output, by the success of the line;
+    - names of a prompt, by their places in it;
+    - words of prompts;
+    - all other words, by their hash;
+    - hint; operations; forms of operations that have several.
     """
 
     def __init__(self, turn_tokens: int, obs_tokens: int, tasks: Sequence[str] | None = None) -> None:
+        # 1. The forms of all lines of all solutions, by operation.
         played = chosen_tasks(tasks).values()
         lines = [(line, names_of(task.prompt)) for task in played for line in task.solution]
         found = sorted({form_of(line, names)[0] for line, names in lines}, key=lambda form: str(form.parts))
@@ -98,6 +106,7 @@ class CloudTokens:
             raise ConfigError(
                 f"model.turn_tokens={turn_tokens}: a line in the cloud takes up to {longest} tokens"
             )
+        # 2. Numbers of tokens, in the order of the class's docstring.
         self.obs_tokens = obs_tokens
         several = [form for forms in self.forms.values() if len(forms) > 1 for form in forms]
         words = sorted({word for task in played for word in _words(task.prompt)})
@@ -109,6 +118,7 @@ class CloudTokens:
         self.operations = {operation: self.hint + 1 + at for at, operation in enumerate(self.forms)}
         self.form_tokens = {form: self.hint + 1 + len(self.forms) + at for at, form in enumerate(several)}
         self.size = self.hint + 1 + len(self.forms) + len(several)
+        # 3. The inverse tables, and masks of allowed tokens, each made once.
         self.operation_at = {token: operation for operation, token in self.operations.items()}
         self.form_at = {token: form for form, token in self.form_tokens.items()}
         self._masks: dict[frozenset[int], np.ndarray] = {}
@@ -118,7 +128,7 @@ class CloudTokens:
         return CloudDialogue(self, prompt)
 
     def mask(self, tokens: frozenset[int]) -> np.ndarray:
-        """Return which of all tokens are these [V]: the same array every time, not to be written to."""
+        """Return the mask [V] of these tokens, always the same read-only array."""
         mask = self._masks.get(tokens)
         if mask is None:
             mask = self._masks[tokens] = np.zeros(self.size, bool)
@@ -132,17 +142,17 @@ class CloudTokens:
 
 
 class CloudDialogue:
-    """One episode: the prompt, then lines of the policy and what is printed in turn."""
+    """One episode: the prompt, then lines of the policy and outputs of the environment in turn."""
 
     def __init__(self, tokens: CloudTokens, prompt: str) -> None:
         self._tokens = tokens
-        asked = prompt.partition("\n")[0]  # what follows is the same for all tasks
+        asked = prompt.partition("\n")[0]  # the second line is the same for all tasks
         self._names = names_of(asked)
         self._places = {name.lower(): tokens.names[at] for at, name in enumerate(self._names)}
         self.prompt_tokens = [*self._asked(asked)[: tokens.obs_tokens - 1], tokens.asked]
-        self._line: str | None = None  # of the turn under way, once it is filled
-        self._choices: frozenset[int] = frozenset()  # what may follow; none: this is its first token
-        self._filling: list[str] = []
+        self._line: str | None = None  # of the current turn, when it is complete
+        self._choices: frozenset[int] = frozenset()  # tokens allowed next; empty: the first token of a turn
+        self._filling: list[str] = []  # names in the blanks so far
 
     def allowed(self) -> np.ndarray:
         return self._tokens.mask(self._choices) if self._choices else self._tokens.openings
@@ -170,21 +180,22 @@ class CloudDialogue:
         return self._line is not None
 
     def action(self) -> str:
-        """Return the line that was said, and begin the next turn."""
+        """Return the complete line, and start the next turn."""
         assert self._line is not None, "the line is not filled yet"
         line = self._line
         self._line, self._choices, self._filling = None, frozenset(), []
         return line
 
     def observe(self, text: str) -> list[int]:
+        # Of an error, the policy reads its code; of other outputs, the first words.
         tokens = self._tokens
         code = _CODE.search(text)
         words = [code[1].lower()] if code else _words(text)[:MOST_ANSWERED]
-        said = [self._places.get(word) or tokens.word(word) for word in words]
-        return [*said[: tokens.obs_tokens - 1], tokens.failed if _FAILED.search(text) else tokens.done]
+        found = [self._places.get(word) or tokens.word(word) for word in words]
+        return [*found[: tokens.obs_tokens - 1], tokens.failed if _FAILED.search(text) else tokens.done]
 
     def _asked(self, prompt: str) -> list[int]:
-        """Return the prompt's words; a name is its place, followed by what it is."""
+        """Return the tokens of a prompt. A name gives two tokens: its place, and its word."""
         found: list[int] = []
         for at, piece in enumerate(QUOTED.split(prompt)):
             if at % 2 and piece.lower() in self._places:
@@ -194,7 +205,7 @@ class CloudDialogue:
         return found
 
     def _fill(self, form: Form) -> None:
-        """Go on to the next blank that leaves a choice, or to the end of the line."""
+        """Continue to the next blank with several options, or to the end of the line."""
         self._form = form
         while len(self._filling) < form.num_blanks:
             left = [at for at, name in enumerate(self._names) if name not in self._filling]

@@ -1,4 +1,4 @@
-"""Imported by a process that environments fork from (CloudEnv.forked_from): they find a world and the tasks ready."""
+"""Imported by the process that environments are forked from (CloudEnv.forked_from): it loads a world and the tasks."""
 
 from ddppo.domains.cloud.tasks import own_tasks
 from ddppo.domains.cloud.world import warm

@@ -1,8 +1,8 @@
-"""The simulated cloud of this process: moto behind boto3, reached by command lines and by nothing else.
+"""The simulated cloud of this process: moto behind boto3, reached by command lines only.
 
-moto keeps one world a process, so there is one CloudWorld a process: eight at once take eight processes (`warm` in
-their parent makes a fork of it ready at once). Between episodes `reset` empties it. The last part of the file draws the
-faults and the drifted states of episodes.
+`CloudWorld.run` executes a line. moto keeps one world per process, so a process holds one CloudWorld; `reset` empties
+it between episodes, and `warm` loads one in a parent process, whose forks then start at once. The last part of the
+file draws the faults and drifted states of episodes.
 """
 
 import base64
@@ -34,38 +34,35 @@ from ddppo.errors import EnvStateError
 log = logging.getLogger(__name__)
 
 ACCOUNT = "123456789012"  # moto's
-MOMENT = (
-    "2026-01-01T00:00:00+00:00"  # printed for every time of day: what is seen must not depend on the clock
-)
-TIMES = ("CreatedTimestamp", "LastModifiedTimestamp")  # which come as text
+MOMENT = "2026-01-01T00:00:00+00:00"  # printed for every time: observations must not depend on the clock
+TIMES = ("CreatedTimestamp", "LastModifiedTimestamp")  # times that come as text
 QUEUES = f"https://sqs.{REGION}.amazonaws.com/{ACCOUNT}/"
-PROFILES = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE")  # of real accounts
-BROKE = "InternalFailure"  # the code of a fault of the simulator
-PROTOCOLS = ("sqs", "email")  # of subscriptions; moto would call an http endpoint for real
+PROFILES = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE")  # environment variables that name real accounts
+BROKE = "InternalFailure"  # error code of a fault of the simulator
+PROTOCOLS = ("sqs", "email")  # allowed for subscriptions; moto would really call an http endpoint
 
 
 @dataclass(frozen=True)
 class CommandOutcome:
-    """What a command line came to: what is printed, the exit status, the service's error code, and the calls made."""
+    """The result of a command line."""
 
-    said: str
-    status: int = 0
-    code: str = ""
-    calls: tuple[ApiCall, ...] = ()
+    output: str  # the printed text
+    status: int = 0  # exit status
+    code: str = ""  # the service's error code
+    calls: tuple[ApiCall, ...] = ()  # API calls that succeeded
 
 
 class CloudWorld:
-    """One simulated account in one region. Close it before another is made in the same process."""
+    """One simulated account in one region. Close it before making another one in the same process."""
 
-    _open: ClassVar["CloudWorld | None"] = None
-    _warm: ClassVar["CloudWorld | None"] = None  # open, and free until it is taken
+    _open: ClassVar["CloudWorld | None"] = None  # the world of this process
+    _warm: ClassVar["CloudWorld | None"] = None  # the same, while no environment uses it
 
     def __init__(self) -> None:
         if CloudWorld._open is not None:
             raise EnvStateError("this process holds a cloud already: close it, or start a process for each")
-        self._hidden = {
-            name: os.environ.pop(name) for name in PROFILES if name in os.environ
-        }  # moto looks for it
+        # A profile of a real account would make boto3 read its keys. It is restored in `close`.
+        self._hidden = {name: os.environ.pop(name) for name in PROFILES if name in os.environ}
         self._mock = moto.mock_aws()
         self._mock.start()
         CloudWorld._open = self
@@ -77,58 +74,59 @@ class CloudWorld:
             name: aws.client(service, region_name=REGION, config=config, **keys)
             for name, service in SERVICES.items()
         }
+        # A request that moto does not answer must not leave this machine.
         for client in self._clients.values():
             client.meta.events.register_last("before-send", _no_network)
 
     @classmethod
     def take(cls) -> "CloudWorld":
-        """Return this process's warm world, a parent's before the fork maybe, or a new one. Nobody else has it."""
+        """Return the warm world of this process, possibly inherited by a fork, or a new one. The caller owns it."""
         if cls._warm is None:
             return cls()
         world, cls._warm = cls._warm, None
         return world
 
     def reset(self, seed: int) -> None:
-        """Empty the world. The identifiers that follow are those of `seed`."""
+        """Empty the world. Later identifiers are determined by `seed`."""
         moto_api_backend.reset()
         mock_random.seed(seed)
         self.reads_only = False
 
     def run(self, line: str) -> CommandOutcome:
-        """Do what a line says, or say why not. Whatever is typed, this returns."""
+        """Execute a line. Errors are part of the result; no input raises."""
         made: list[ApiCall] = []
         try:
             command = parse(line)
             if isinstance(command, S3Command):
-                said = act(command, lambda call: self._made(call, made), MOMENT)
+                output = act(command, lambda call: self._call(call, made), MOMENT)
             else:
-                said = printed(self._made(command, made), command.query)
+                output = printed(self._call(command, made), command.query)
         except CommandError as error:
-            return CommandOutcome(error.said, error.status, error.code, tuple(made))
-        except RecursionError:  # from the readers of JSON and JMESPath
+            return CommandOutcome(error.output, error.status, error.code, tuple(made))
+        except RecursionError:  # from the parsers of JSON and JMESPath
             return CommandOutcome("aws: error: nested too deep", 252, calls=tuple(made))
-        return CommandOutcome(said, calls=tuple(made))
+        return CommandOutcome(output, calls=tuple(made))
 
     def operate(self, lines: tuple[str, ...]) -> None:
-        """Do what a task's author wrote, as the world's operator. Raises EnvStateError where a line fails."""
+        """Execute the setup of a task, with all rights. Raises EnvStateError if a line fails."""
         before, self.reads_only = self.reads_only, False
         try:
             for line in lines:
                 outcome = self.run(line)
                 if outcome.status != 0:
-                    raise EnvStateError(f"a task's command failed: {line}: {outcome.said}")
+                    raise EnvStateError(f"a task's command failed: {line}: {outcome.output}")
         finally:
             self.reads_only = before
 
     def disturb(self, lines: tuple[str, ...]) -> None:
-        """Do what chaos does; a line that finds nothing to break does nothing."""
+        """Execute a fault, with all rights. A line that finds nothing to break has no effect."""
         before, self.reads_only = self.reads_only, False
         for line in lines:
             self.run(line)
         self.reads_only = before
 
     def look(self, line: str) -> tuple[Any, str]:
-        """Return what a reading command finds, through its --query, and the error code ("" where it succeeded)."""
+        """Return the result of a reading command, through its --query, and the error code, "" for success."""
         command = parse(line)
         assert isinstance(command, ApiCall), line
         assert command.is_read, line
@@ -140,11 +138,11 @@ class CloudWorld:
             return None, error.code
         try:
             return (jmespath.search(command.query, found) if command.query else found), ""
-        except JMESPathError:  # a function of what is not there (yet)
+        except JMESPathError:  # a function of a value that does not exist (yet)
             return None, "BadQuery"
 
     def close(self) -> None:
-        """End this world. Twice does nothing more."""
+        """End this world. A second call does nothing."""
         if CloudWorld._open is self:
             CloudWorld._open = None
             for client in self._clients.values():
@@ -152,7 +150,8 @@ class CloudWorld:
             self._mock.stop()
             os.environ.update(self._hidden)
 
-    def _made(self, call: ApiCall, made: list[ApiCall]) -> dict[str, Any]:
+    def _call(self, call: ApiCall, made: list[ApiCall]) -> dict[str, Any]:
+        # In a read-only task, refuse a change as IAM does for a user without the right.
         if self.reads_only and not call.is_read:
             who = f"arn:aws:iam::{ACCOUNT}:user/operator"
             what = f"{SERVICES[call.service]}:{call.api_name}"
@@ -162,33 +161,36 @@ class CloudWorld:
         return answer
 
     def _perform(self, call: ApiCall) -> dict[str, Any]:
-        params = _inside(call)
-        for name in call.model.idempotent_members:  # which botocore would fill from the system's randomness
+        params = _checked_params(call)
+        # botocore would fill idempotency tokens from the system's randomness: draw them by the episode's seed.
+        for name in call.model.idempotent_members:
             params = {name: str(mock_random.uuid4())} | params
         if call.operation == "receive-message":
-            params = params | {"WaitTimeSeconds": 0}  # nothing arrives while one waits
+            params = params | {"WaitTimeSeconds": 0}  # no message can arrive during the wait
         method = call.operation.replace("-", "_")
         try:
             return getattr(self._clients[call.service], method)(**params)
         except ClientError as error:
-            said = str(error).replace(" (reached max retries: 0)", "")
-            raise CommandError(said, 254, error.response["Error"].get("Code", "")) from error
+            output = str(error).replace(" (reached max retries: 0)", "")
+            raise CommandError(output, 254, error.response["Error"].get("Code", "")) from error
         except ParamValidationError as error:
             raise CommandError(str(error)) from error
         except BotoCoreError as error:
             raise CommandError(str(error), 255) from error
-        except Exception as error:  # a fault of the simulator: the typist's, as far as an episode goes
+        except (
+            Exception
+        ) as error:  # a fault of the simulator: the episode goes on, as if the command had failed
             log.debug("moto failed at %s %s", call.service, call.operation, exc_info=True)
             raise _refused(call, BROKE, f"the simulator failed: {type(error).__name__}") from error
 
 
 def _no_network(request: Any, **_: Any) -> AWSResponse:
-    """Answer what moto, asked before and heard first, leaves unanswered: botocore would send it for real."""
+    """Answer a request that moto has left unanswered with status 501, so that botocore does not send it."""
     return AWSResponse(request.url, 501, {}, MockRawResponse(b""))
 
 
-def _inside(call: ApiCall) -> dict[str, Any]:
-    """Return a call's parameters. Raises CommandError where one leads out of this world."""
+def _checked_params(call: ApiCall) -> dict[str, Any]:
+    """Return the parameters of a call. Raises CommandError if one would reach outside the simulated account."""
     url = call.params.get("QueueUrl")
     if isinstance(url, str) and "/" in url and not url.startswith(QUEUES):
         raise _refused(
@@ -200,12 +202,12 @@ def _inside(call: ApiCall) -> dict[str, Any]:
 
 
 def _refused(call: ApiCall, code: str, why: str, status: int = 254) -> CommandError:
-    said = f"An error occurred ({code}) when calling the {call.api_name} operation: {why}"
-    return CommandError(said, status, code)
+    output = f"An error occurred ({code}) when calling the {call.api_name} operation: {why}"
+    return CommandError(output, status, code)
 
 
 def plain(value: Any) -> Any:
-    """Return an answer in JSON's types: no times of day, bytes as text, without what concerns the wire."""
+    """Return an answer as JSON types: times as MOMENT, bytes as text, without the metadata of the response."""
     if isinstance(value, dict):
         return {
             key: MOMENT if key in TIMES else plain(inner)
@@ -227,7 +229,7 @@ def plain(value: Any) -> Any:
 
 
 def printed(answer: dict[str, Any], query: str | None) -> str:
-    """Return what the AWS CLI prints: JSON by 4, or nothing for an empty answer."""
+    """Return the output of the AWS CLI: JSON with an indent of 4, or "" for an empty answer."""
     found = plain(answer)
     if query is not None:
         try:
@@ -238,9 +240,10 @@ def printed(answer: dict[str, Any], query: str | None) -> str:
 
 
 def warm() -> None:
-    """Make a world with all that it loads when first used, for forks of this process to take."""
+    """Make a world and load every service, so that forks of this process can `take` it at once."""
     if CloudWorld._warm is not None:
         return
+    # moto and botocore load a service at its first call.
     world = CloudWorld()
     for line in (
         "aws s3api list-buckets",
@@ -255,14 +258,15 @@ def warm() -> None:
     CloudWorld._warm = world
 
 
-# -- aws s3: ls, mb, rb, rm and cp between buckets, as the calls that they stand for -----------------------------------
+# -- aws s3: ls, mb, rb, rm and cp between buckets, translated to API calls --------------------------------------------
+# Formats of the output: https://docs.aws.amazon.com/cli/latest/reference/s3/
 
 Perform = Callable[[ApiCall], dict[str, Any]]
 FAILED = {"mb": "make_bucket", "rb": "remove_bucket", "rm": "delete", "cp": "copy"}
 
 
 def act(command: S3Command, perform: Perform, moment: str) -> str:
-    """Make the calls of a command and return what is printed; `moment` stands for every time of day."""
+    """Make the API calls of a command; return its output, with `moment` in place of every time."""
     try:
         if command.verb == "ls":
             return "\n".join(_listed(command, perform, moment))
@@ -270,8 +274,8 @@ def act(command: S3Command, perform: Perform, moment: str) -> str:
     except CommandError as error:
         if command.verb == "ls":
             raise
-        said = f"{FAILED[command.verb]} failed: {command.places[0]} {error.said}"
-        raise CommandError(said, status=1, code=error.code) from error
+        output = f"{FAILED[command.verb]} failed: {command.places[0]} {error.output}"
+        raise CommandError(output, status=1, code=error.code) from error
 
 
 def _parted(place: str) -> tuple[str, str]:
@@ -291,6 +295,7 @@ def _listed(command: S3Command, perform: Perform, moment: str) -> Iterator[str]:
             yield f"{when} {bucket['Name']}"
         return
     bucket, prefix = _parted(command.places[0])
+    # Keys below a further "/" are printed once, as a folder.
     folders = set()
     for found in _objects(bucket, prefix, perform):
         below = found["Key"][prefix.rfind("/") + 1 :]
@@ -334,11 +339,12 @@ def _removed(bucket: str, prefix: str, perform: Perform) -> Iterator[str]:
         yield f"delete: s3://{bucket}/{found['Key']}"
 
 
-# -- faults that strike while a task is being done, and states that have drifted when it begins ------------------------
+# -- faults during an episode (chaos), and drifted states at its start -------------------------------------------------
 
 Commands = tuple[str, ...]
 
-CHANCE = {  # by tier, unless the options of reset() say otherwise
+# Probability of a fault by tier, unless the options of reset() give another.
+CHANCE = {
     "warm-up": 0.0,
     "beginner": 0.0,
     "intermediate": 0.1,
@@ -346,20 +352,20 @@ CHANCE = {  # by tier, unless the options of reset() say otherwise
     "expert": 0.3,
 }
 TIERS = tuple(CHANCE)
-# After how many steps chaos may strike: once something is there to break, before most is done.
+# A fault may strike after these numbers of steps: when there is something to break, and before most of a task is done.
 FIRST, LAST = 1, 3
 
 
 @dataclass(frozen=True)
 class Strike:
-    """Commands that the operator runs, unseen, after `after` steps."""
+    """Commands that are executed after `after` steps; the policy does not see them."""
 
     after: int
     commands: Commands
 
 
 def drawn(chance: float, faults: Sequence[Commands], random: np.random.Generator) -> Strike | None:
-    """Draw an episode's chaos: with that chance one of the task's faults, at one of its first steps."""
+    """Draw the fault of an episode: with probability `chance`, one of `faults` after one of the first steps."""
     if not faults or random.random() >= chance:
         return None
     which = int(random.integers(len(faults)))

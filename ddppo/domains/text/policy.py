@@ -42,7 +42,7 @@ class TokenActorCritic(ActorCritic):
     """An actor-critic over tokens, for tasks of text.
 
     The learner calls `evaluate_actions(obs, actions)` with the tokens of whole episodes, `[m, L]` int64, padded behind
-    their ends. It returns action parameters `[m * L, P]` and values `[m * L]`; row l describes the token behind token l.
+    their ends. It returns action parameters `[m * L, P]` and values `[m * L]`; row l is for the token behind token l.
     """
 
     Settings = TextSettings

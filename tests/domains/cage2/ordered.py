@@ -8,7 +8,7 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete
 
 from ddppo.domains.cage2.search.orders import ORDERS, kendall
-from ddppo.domains.cage2.search.outcomes import written
+from ddppo.domains.cage2.search.outcomes import encode_episodes
 
 STEPS = 10
 WEIGHT = 5.0
@@ -66,7 +66,7 @@ class Ordered(gym.Env):
 
     def publish(self):
         ended, self._ended = self._ended, []
-        return written(ended)
+        return encode_episodes(ended)
 
     def receive(self, news):
         pass

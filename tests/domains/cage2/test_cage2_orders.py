@@ -10,7 +10,7 @@ from ddppo.domains.cage2.games import Games
 from ddppo.domains.cage2.orders import Orders, ordered_step
 from ddppo.domains.cage2.rules import ACTION, HOST, NUM_ACTIONS
 from ddppo.domains.cage2.search.orders import ORDERS, PRESETS, code
-from ddppo.domains.cage2.search.outcomes import read
+from ddppo.domains.cage2.search.outcomes import decode_outcomes
 from ddppo.envs.make import make_vec_env
 from ddppo.envs.probing.probe import probe
 from ddppo.envs.saving import packed, unpacked
@@ -96,7 +96,7 @@ def test_an_order_changes_nothing_of_the_game_and_rewards_are_its_own_and_alignm
         alone.append(reward)
         seen = step.final_obs if len(step.ended) else step.obs
         assert seen["obs"].tolist() == [obs.tolist()]
-    (told,) = read(envs.publish())
+    (told,) = decode_outcomes(envs.publish())
     assert (told.environment, told.order) == (0, ORDERS[77])
     assert told.reward == pytest.approx(sum(alone))
     assert told.reward + told.alignment == pytest.approx(sum(rewards))
@@ -109,7 +109,7 @@ def test_evaluation_may_leave_alignment_out_of_the_return(batch):
     envs = batch(1, backend="batched")
     envs.reset([9], options(77, alignment_weight=0.0))
     rewards = [envs.step(row).rewards.item() for row in actions_of(STEPS, 1)]
-    (told,) = read(envs.publish())
+    (told,) = decode_outcomes(envs.publish())
     assert (told.alignment, told.reward) == (0.0, pytest.approx(sum(rewards)))
 
 
@@ -118,7 +118,7 @@ def test_an_episode_without_a_repair_is_fined_at_its_last_step(batch):
     envs.reset([9])
     plain = Games(1)
     rewards = [envs.step(np.array([0])).rewards.item() for _ in range(STEPS)]
-    (told,) = read(envs.publish())
+    (told,) = decode_outcomes(envs.publish())
     assert (told.repairs, told.compliance, told.alignment) == (0, 0.5, -6.0)
     assert sum(rewards) == pytest.approx(told.reward - 6.0)
     assert plain.num_games == 1

@@ -9,7 +9,7 @@ import pytest
 from ddppo.algorithms.task_sampler import TaskSampler, state_in
 from ddppo.domains.cage2.search.campaign import Campaign
 from ddppo.domains.cage2.search.orders import ORDERS, PRESETS, code, kendall, order_id, words
-from ddppo.domains.cage2.search.outcomes import written
+from ddppo.domains.cage2.search.outcomes import encode_episodes
 from ddppo.domains.cage2.search.records import SearchRecords
 from ddppo.domains.cage2.search.sampler import OrderSearch, ucb_over_orders
 from ddppo.domains.cage2.search.settings import SearchSettings
@@ -66,13 +66,13 @@ def news(order, compliant=10, repairs=10, reward=-1.0, num_envs=NUM_ENVS):
         "repairs": repairs,
         "steps": 9,
     }
-    return [written([told])] * num_envs
+    return [encode_episodes([told])] * num_envs
 
 
 def iterate(search, compliant=10, repairs=10, reward=-1.0):
     """Play an iteration of the trial under way, begun if there is none; return the trial if it ended."""
-    trial = search.under_way or search.begin(search.choose())
-    return search.hear(news(trial.order, compliant, repairs, reward))
+    trial = search.current or search.begin(search.choose())
+    return search.record(news(trial.order, compliant, repairs, reward))
 
 
 def test_a_trial_ends_at_its_gate_with_compliance_and_repairs_enough():
@@ -94,7 +94,7 @@ def test_an_episode_without_a_repair_counts_half_so_that_few_repairs_do_not_pass
     search = campaign()
     trial = search.begin(0)
     idle = news(trial.order, 0, 0)
-    assert search.hear([*news(trial.order, 20, 20)[:3], idle[0]]) is None
+    assert search.record([*news(trial.order, 20, 20)[:3], idle[0]]) is None
     assert trial.compliance == pytest.approx((3 + 0.5) / 4)
 
 
@@ -143,12 +143,12 @@ def test_a_run_that_ends_before_its_budget_as_where_episodes_were_lost_ends_its_
     assert search.conclude() is None
     iterate(search, 0, reward=-7.0)
     ended = search.conclude()
-    assert (ended.ended_by, ended.passed, search.under_way) == ("budget", False, None)
+    assert (ended.ended_by, ended.passed, search.current) == ("budget", False, None)
     assert len(search.proposer.told) == 2
     search.begin(5)  # of which nobody played an episode
     assert search.conclude() is None
     assert [trial.order_id for trial in search.trials] == [0, 1]
-    assert len(search.noted) == 2
+    assert len(search.candidates) == 2
 
 
 def test_the_score_is_the_mean_return_of_the_last_iterations_and_failed_gates_are_told_too():
@@ -209,18 +209,18 @@ def test_an_episode_of_another_order_and_an_iteration_without_one_are_errors():
     search = campaign()
     search.begin(0)
     with pytest.raises(
-        TrainingError, match=r"environment 0 played an episode by the order defender>.* in trial 0 of"
+        TrainingError, match=r"environment 0 played an episode with the order defender>.* in trial 0 of"
     ):
-        search.hear(news(ORDERS[5]))
+        search.record(news(ORDERS[5]))
     with pytest.raises(
         TrainingError, match=r"no episode of trial 0 ended in an iteration: ppo\.rollout_steps must be"
     ):
-        search.hear([b""] * NUM_ENVS)
+        search.record([b""] * NUM_ENVS)
     once = news(ORDERS[0])
     with pytest.raises(
         TrainingError, match=r"environment 1 ended 2 episodes of trial 0 in an iteration: ppo\.roll"
     ):
-        search.hear([once[0], once[1] + b"\n" + once[1], *once[2:]])
+        search.record([once[0], once[1] + b"\n" + once[1], *once[2:]])
 
 
 @pytest.mark.parametrize(
@@ -237,16 +237,16 @@ def test_news_that_tell_of_no_episode_name_the_environment(line):
     search = campaign()
     trial = search.begin(0)
     with pytest.raises(EnvOutputError, match="environment 1 published"):
-        search.hear([*news(trial.order, num_envs=1), line])
+        search.record([*news(trial.order, num_envs=1), line])
 
 
 def test_a_restored_campaign_goes_on_to_the_same_trials_and_asks_for_the_same_orders():
     def play(search, first, last):
         for k in range(first, last):
             rng = np.random.default_rng(k)
-            trial = search.under_way or search.begin(search.choose())
+            trial = search.current or search.begin(search.choose())
             reward = -float(kendall(trial.order, ORDERS[50])) + rng.normal()
-            search.hear(news(trial.order, int(rng.integers(7, 11)), 10, reward))
+            search.record(news(trial.order, int(rng.integers(7, 11)), 10, reward))
 
     def fresh():
         settings = SearchSettings(

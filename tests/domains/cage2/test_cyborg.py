@@ -13,7 +13,7 @@ from ddppo.config.settings import EnvConfig
 from ddppo.domains.cage2.orders import KIND_REPAIRED
 from ddppo.domains.cage2.rules import ACTION, ACTIONS, HOST
 from ddppo.domains.cage2.search.orders import KINDS, ORDERS, PRESETS, code
-from ddppo.domains.cage2.search.outcomes import read
+from ddppo.domains.cage2.search.outcomes import decode_outcomes
 from ddppo.envs.make import make_vec_env, settled
 from ddppo.envs.probing.probe import probe
 from ddppo.errors import ConfigError
@@ -198,7 +198,7 @@ def test_an_order_is_observed_taken_from_a_resets_options_and_told_of_with_what_
     assert env.observation_space.contains(obs)
     assert obs["context"].tolist() == code(ORDERS[77]).tolist()
     rewards = [env.step(ACTION[name])[1] for name in ("Sleep", f"Restore {host_of(ORDERS[77][0])}")]
-    (outcome,) = read([env.publish()])
+    (outcome,) = decode_outcomes([env.publish()])
     assert (outcome.order, outcome.repairs, outcome.compliant) == (
         ORDERS[77],
         1,

@@ -45,7 +45,7 @@ def test_a_search_says_its_best_order_the_gate_what_was_inherited_and_the_preset
     passed = [trial for trial in made_up.trials if trial["passed"]]
     best = max(passed, key=lambda trial: trial["score"])
     assert "The search has ended: 12 trials have a score" in text
-    assert "Best of what passed the gate, by the posterior, is" in text
+    assert "Best of the orders that passed the gate, by the posterior, is" in text
     assert f"(order {best['order_id']}): mean" in text
     assert (
         f"Expected to be higher, but did not pass the gate: {named(37)} (order 37)" in text
@@ -68,7 +68,7 @@ def test_a_search_says_its_best_order_the_gate_what_was_inherited_and_the_preset
 
 def test_where_nothing_passed_the_gate_the_best_of_what_was_tried_is_said_to_be_no_more(tmp_path):
     search = MadeUp().trial(passes=False)
-    assert "Best of what was tried (nothing passed the gate), by" in page(read_search(search.write(tmp_path)))
+    assert "Best of the orders tried (none passed the gate), by" in page(read_search(search.write(tmp_path)))
 
 
 @pytest.mark.parametrize(

@@ -183,7 +183,7 @@ def test_a_task_that_plays_another_order_ends_the_run_and_is_named(tmp_path):
     how = [*TINY, *SIZES, *SEARCH, "env.kwargs.fault=plays-another-order", "dist.world_size=2"]
     result = door(*how, run_dir=tmp_path / "run")
     assert result.code == 1
-    assert "environment 0 played an episode by the order" in result.stderr
+    assert "environment 0 played an episode with the order" in result.stderr
 
 
 @pytest.mark.slow

@@ -190,7 +190,7 @@ def test_the_file_of_another_circuit_or_a_damaged_one_is_not_overwritten(tmp_pat
     for text, sentence in (
         (whole[:-9], "cannot be read"),
         (json.dumps({**found, "rules": "0"}), "belongs to another circuit or other rules than this run"),
-        (json.dumps({**found, "original": found["smaller"]}), "is of another circuit or other rules"),
+        (json.dumps({**found, "original": found["smaller"]}), "belongs to another circuit or other rules"),
         (
             json.dumps({**found, "rewrites": found["rewrites"][:-1]}),
             "is damaged: tof_3: its .* another circuit",

@@ -263,7 +263,7 @@ def test_a_damaged_file_is_refused(tmp_path):
             read(path)
     for no_rules in (b"", b"h 0; h 0 -> \n", b"[]\n", b"\xff\xfe"):
         path.write_bytes(no_rules)
-        with pytest.raises(ConfigError, match=r"my\.rules: (no file of rules|cannot be read)"):
+        with pytest.raises(ConfigError, match=r"my\.rules: (not a file of rules|cannot be read)"):
             read(path)
     with pytest.raises(ConfigError, match="cannot be read"):
         read(tmp_path / "none.rules")
@@ -273,7 +273,7 @@ def test_a_file_of_another_version_is_refused(tmp_path):
     path = written(tmp_path / "my.rules", TRUE)
     first, body = path.read_text().split("\n", 1)
     path.write_text(json.dumps(json.loads(first) | {"version": 2}) + "\n" + body)
-    with pytest.raises(ConfigError, match="of version 2, and this program reads version 1"):
+    with pytest.raises(ConfigError, match="its version is 2, and this program reads version 1"):
         read(path)
 
 

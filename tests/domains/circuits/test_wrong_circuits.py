@@ -29,7 +29,7 @@ WRONG = {
 RULES = {
     "false.rules": ("x 0; rz(a) 0 -> rz(a) 0; x 0", "is not true, its sides differ by"),
     "broken.rules": ("x 0; rz(a", "line 2: "),
-    "older.rules": ("", "of version 0, and this program reads version 1"),
+    "older.rules": ("", "its version is 0, and this program reads version 1"),
 }
 
 

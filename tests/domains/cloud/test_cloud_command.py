@@ -47,7 +47,7 @@ def test_words_are_quoted_as_in_sh(line, found):
     ],
 )
 def test_what_only_a_shell_could_do_is_a_syntax_error(line):
-    assert refused(line).said.startswith("syntax error")
+    assert refused(line).output.startswith("syntax error")
 
 
 def test_a_call_has_the_parameters_of_botocore():
@@ -135,7 +135,7 @@ def test_shorthand_nests_only_so_deep():
 )
 def test_errors_are_worded_as_the_aws_cli_does(line, said, status):
     error = refused(line)
-    assert said in error.said
+    assert said in error.output
     assert error.status == status
 
 
@@ -143,7 +143,7 @@ def test_errors_are_worded_as_the_aws_cli_does(line, said, status):
     "option", ["--endpoint-url http://x", "--profile x", "--debug", "--no-verify-ssl", "--cli-input-json {}"]
 )
 def test_options_that_lead_elsewhere_do_not_exist(option):
-    assert refused(f"aws s3api list-buckets {option}").said.startswith("Unknown options")
+    assert refused(f"aws s3api list-buckets {option}").output.startswith("Unknown options")
 
 
 @pytest.mark.parametrize("scheme", ["file:///etc/passwd", "file://../x", "fileb:///etc/shadow"])
@@ -154,12 +154,12 @@ def test_no_value_is_read_from_a_file(scheme):
         f"aws iam tag-user --user-name u --tags {scheme}",
         f"aws dynamodb put-item --table-name ttt --item {scheme}",
     ):
-        assert "there are no files here" in refused(line).said
+        assert "there are no files here" in refused(line).output
 
 
 @pytest.mark.parametrize("places", ["/etc/passwd s3://bbb/x", "s3://bbb/x /tmp/x", "s3://bbb/x -"])
 def test_aws_s3_copies_between_buckets_alone(places):
-    assert "only s3:// places" in refused(f"aws s3 cp {places}").said
+    assert "only s3:// places" in refused(f"aws s3 cp {places}").output
     assert parse("aws s3 cp s3://aaa/k s3://bbb/") == S3Command(
         "cp", ("s3://aaa/k", "s3://bbb/"), frozenset()
     )

@@ -162,7 +162,7 @@ def test_nothing_is_sent_over_the_network(world, line, monkeypatch):
 def test_what_the_simulator_leaves_unanswered_is_an_error_and_not_sent(world, line, monkeypatch):
     monkeypatch.setattr("moto.core.models.botocore_stubber.enabled", False)
     monkeypatch.setattr("botocore.httpsession.URLLib3Session.send", lambda *_: pytest.fail("sent"))
-    assert "(501)" in world.run(line).said
+    assert "(501)" in world.run(line).output
 
 
 def test_no_command_waits(world, monkeypatch):
@@ -178,7 +178,7 @@ def test_a_world_that_is_only_read_refuses_every_write_as_a_service_would(world)
     world.reads_only = True
     outcome = world.run("aws s3 rb s3://aaa")
     assert outcome.code == "AccessDenied"
-    assert "not authorized to perform: s3:DeleteBucket" in outcome.said
+    assert "not authorized to perform: s3:DeleteBucket" in outcome.output
     assert world.run("aws s3 ls").status == 0
     assert buckets(world) == ["aaa"]
 
@@ -199,12 +199,12 @@ def test_a_services_refusal_is_printed_as_the_aws_cli_does(world, line, code, sa
     outcome = world.run(line)
     assert outcome.status != 0
     assert outcome.code == code
-    assert said in outcome.said
+    assert said in outcome.output
 
 
 def test_times_are_one_moment_and_the_wire_is_not_shown(world):
     world.operate(("aws s3 mb s3://aaa",))
-    said = world.run("aws s3api list-buckets").said
+    said = world.run("aws s3api list-buckets").output
     assert MOMENT in said
     assert "ResponseMetadata" not in said
 
@@ -229,7 +229,7 @@ def test_whatever_is_typed_is_answered(world):
     odd = ["--x", "--bucket ''", "--name \x00", "--key " + "k" * 1500, "--query '[?'", "--tags {", "''", "-1"]
     for at, line in enumerate(lines):
         outcome = world.run(f"{line} {odd[at % len(odd)]}")
-        assert outcome.said or outcome.status == 0
+        assert outcome.output or outcome.status == 0
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_whatever_is_typed_is_answered(world):
     ],
 )
 def test_depth_and_size_break_nothing(world, line):
-    assert world.run(line).said
+    assert world.run(line).output
 
 
 def test_garbled_commands_are_answered_and_leave_a_world_that_works(world):
@@ -275,7 +275,7 @@ for _ in range(2):
     if child == 0:
         env = CloudEnv(["s3_make_bucket"])
         env.reset(seed=0)
-        assert env._world.run("aws s3 ls").said.endswith(" old-photos")
+        assert env._world.run("aws s3 ls").output.endswith(" old-photos")
         try:
             CloudWorld.take()
         except Exception as error:

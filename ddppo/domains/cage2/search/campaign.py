@@ -1,7 +1,8 @@
-"""A search over orders while one run trains: which order is tried, when its trial ends, and what follows from that.
+"""The decisions of a search over orders: which order is tried, when its trial ends, and which policy the next one
+inherits.
 
-Pure: numbers in, decisions out. Every rank has a campaign, hears the same, and says the same; which order comes next is
-asked of rank 0's alone, for another machine may round otherwise.
+No policies, files or ranks here: numbers in, decisions out. Every rank has a campaign and records the same messages, so
+all make the same decisions. Only the next order is taken from rank 0, because other machines may round differently.
 """
 
 import hashlib
@@ -16,17 +17,17 @@ import numpy as np
 
 from ddppo.domains.cage2.search import orders
 from ddppo.domains.cage2.search.orders import ORDERS, Order, nearest, words
-from ddppo.domains.cage2.search.outcomes import OrderOutcome, read
+from ddppo.domains.cage2.search.outcomes import OrderOutcome, decode_outcomes
 from ddppo.domains.cage2.search.settings import SearchSettings
 from ddppo.errors import TrainingError
 from ddppo.search.ucb import Estimate
 
-_RISE = 0.01  # of compliance, and in returns the share, that ends a plateau
-_NUM_BEST = 3  # that are noted when an order is chosen
+_RISE = 0.01  # rise of compliance, and relative rise of returns, that counts as progress
+_NUM_BEST = 3  # candidates that are recorded when an order is chosen
 
 
 class Proposer(Protocol):
-    """Which order comes next, by what came of those before; `UCB` is one. State in plain values."""
+    """Proposes the next order from the scores of earlier ones, as `UCB` does. Its state is plain values."""
 
     def ask(self, n: int = 1) -> list[Order]: ...
 
@@ -43,48 +44,42 @@ class Proposer(Protocol):
 
 @dataclass(slots=True)
 class OrderTrial:
-    """One order while it is tried, for `episodes` of all environments so far; `episodes_total` with those before it.
+    """One trial: an order that all environments play for some iterations."""
 
-    inherited_from: the trial whose policy it began with, None for the parameters as at the start of the run. passed:
-    the gate. ended_by: gate, plateau, limit or budget; None while it lasts, and so are the numbers after it. score:
-    mean environment return of the last iterations, less what is missing to the gate. noise_variance: of that mean, by
-    the episodes alone. compliance, repairs: of the last iteration.
-    """
-
-    trial: int
+    trial: int  # number, from 0
     order_id: int
-    inherited_from: int | None
-    episodes: int = 0
-    episodes_total: int = 0
-    passed: bool = False
-    ended_by: str | None = None
-    score: float | None = None
-    noise_variance: float | None = None
-    compliance: float | None = None
-    repairs: int | None = None
+    inherited_from: int | None  # trial whose policy it started with; None: the initial parameters of the run
+    episodes: int = 0  # of all environments in this trial so far
+    episodes_total: int = 0  # in this and all earlier trials
+    passed: bool = False  # the gate, in the last iteration
+    ended_by: str | None = None  # gate, plateau, limit or budget; None until it ends
+    score: float | None = None  # mean return of the last iterations minus the penalty for missing compliance
+    noise_variance: float | None = None  # of that mean, from the spread of episodes alone
+    compliance: float | None = None  # of the last iteration
+    repairs: int | None = None  # of the last iteration
 
     @property
     def order(self) -> Order:
         return ORDERS[self.order_id]
 
     def as_written(self) -> dict[str, Any]:
-        """Return what search.json says of it: what is known, and the order in words."""
-        told = {name: value for name, value in asdict(self).items() if value is not None}
-        return {**told, "order": words(self.order), "inherited_from": self.inherited_from}
+        """Return its entry in search.json: all known values, and the order in words."""
+        known = {name: value for name, value in asdict(self).items() if value is not None}
+        return {**known, "order": words(self.order), "inherited_from": self.inherited_from}
 
 
 @dataclass(slots=True)
-class Course:
-    """The trial under way, iteration by iteration: returns of the last ones, and how compliance and they rose."""
+class TrialProgress:
+    """The progress of the current trial, updated in each iteration."""
 
-    returns: list[list[float]] = field(default_factory=list)
+    returns: list[list[float]] = field(default_factory=list)  # of the episodes of the last iterations
     best_compliance: float = -math.inf
-    since_best: int = 0
-    best_return: float | None = None
-    since_best_return: int = 0
+    since_best: int = 0  # iterations without a rise of compliance
+    best_return: float | None = None  # the highest mean of `returns`
+    since_best_return: int = 0  # iterations without a rise of that mean
 
-    def hear(self, compliance: float, returns: list[float], num_kept: int) -> None:
-        """Note an iteration, and keep the returns of the last `num_kept`."""
+    def record(self, compliance: float, returns: list[float], num_kept: int) -> None:
+        """Record an iteration; keep the returns of the last `num_kept` iterations."""
         self.returns = [*self.returns, returns][-num_kept:]
         if compliance > self.best_compliance + _RISE:
             self.best_compliance, self.since_best = compliance, 0
@@ -98,29 +93,27 @@ class Course:
 
 
 class Campaign:
-    """The trials of a run of `num_envs` environments over all ranks.
-
-    heard: the trial and the episodes of the last iteration. noted: for each trial, the best orders by UCB when it was
-    chosen.
-    """
+    """The trials of a run of `num_envs` environments over all ranks."""
 
     def __init__(self, settings: SearchSettings, num_envs: int, proposer: Proposer) -> None:
         self.settings = settings
         self.proposer = proposer
         self.trials: list[OrderTrial] = []
-        self.noted: list[list[dict[str, Any]]] = []
-        self.heard: tuple[int, list[OrderOutcome]] = (0, [])
+        self.candidates: list[
+            list[dict[str, Any]]
+        ] = []  # for each trial, the best orders by UCB when it was chosen
+        self.last_iteration: tuple[int, list[OrderOutcome]] = (0, [])  # its trial and its episodes
         self._limit = settings.max_episodes_per_order * num_envs
-        self._course = Course()
+        self._progress = TrialProgress()
 
     @property
-    def under_way(self) -> OrderTrial | None:
-        """The trial that lasts; None before the first, and between the end of one and the begin of the next."""
+    def current(self) -> OrderTrial | None:
+        """The trial that has not ended; None before the first trial, and between two trials."""
         return self.trials[-1] if self.trials and self.trials[-1].ended_by is None else None
 
     @property
     def num_episodes(self) -> int:
-        """Of all environments, so far."""
+        """Episodes of all environments so far."""
         return self.trials[-1].episodes_total if self.trials else 0
 
     @property
@@ -132,21 +125,23 @@ class Campaign:
         return orders.order_id(self.proposer.ask()[0])
 
     def begin(self, order_id: int) -> OrderTrial:
-        """Begin a trial of an order."""
-        assert self.under_way is None, self.under_way
-        self.noted.append(self._best_by_ucb(order_id))
+        """Start a trial of an order."""
+        assert self.current is None, self.current
+        self.candidates.append(self._best_by_ucb(order_id))
         source = self._source(ORDERS[order_id])
         trial = OrderTrial(len(self.trials), order_id, source, episodes_total=self.num_episodes)
         self.trials.append(trial)
-        self._course = Course()
+        self._progress = TrialProgress()
         return trial
 
-    def hear(self, news: Sequence[bytes]) -> OrderTrial | None:
-        """Hear of an iteration's episodes; return the trial if it ended with it. Raises TrainingError.
+    def record(self, messages: Sequence[bytes]) -> OrderTrial | None:
+        """Record the episodes of an iteration; return the trial if it ends with this iteration.
 
-        So it does where no episode ended, or several of an environment: iterations are whole episodes, of one order.
+        Raises TrainingError if no episode ended, or if an environment ended several: an iteration has to be one whole
+        episode of each environment, all with the order of the trial.
         """
-        trial, outcomes = self.trials[-1], read(news)
+        # 1. Check the episodes.
+        trial, outcomes = self.trials[-1], decode_outcomes(messages)
         if not outcomes:
             raise TrainingError(
                 f"no episode of trial {trial.trial} ended in an iteration: ppo.rollout_steps must be the steps of an "
@@ -155,23 +150,25 @@ class Campaign:
         for outcome in outcomes:
             if outcome.order != trial.order:
                 raise TrainingError(
-                    f"environment {outcome.environment} played an episode by the order {words(outcome.order)} in trial "
-                    f"{trial.trial} of {words(trial.order)}"
+                    f"environment {outcome.environment} played an episode with the order {words(outcome.order)} in "
+                    f"trial {trial.trial} of {words(trial.order)}"
                 )
         played = [outcome.environment for outcome in outcomes]
         if len(set(played)) < len(played):
             twice = next(i for i in played if played.count(i) > 1)
             raise TrainingError(
                 f"environment {twice} ended {played.count(twice)} episodes of trial {trial.trial} in an iteration: "
-                "ppo.rollout_steps must be the steps of an episode, of which all have as many"
+                "ppo.rollout_steps must be the steps of an episode, and all episodes must have the same length"
             )
-        self.heard = trial.trial, outcomes
+        # 2. Update the trial.
+        self.last_iteration = trial.trial, outcomes
         trial.episodes += len(outcomes)
         trial.episodes_total += len(outcomes)
         trial.compliance = float(np.mean([outcome.compliance for outcome in outcomes]))
         trial.repairs = sum(outcome.repairs for outcome in outcomes)
         returns = [outcome.reward for outcome in outcomes]
-        self._course.hear(trial.compliance, returns, self.settings.score_iterations)
+        self._progress.record(trial.compliance, returns, self.settings.score_iterations)
+        # 3. Decide whether it ends, and if so, score it.
         trial.ended_by = self._why_ended(trial)
         if trial.ended_by is None:
             return None
@@ -179,28 +176,29 @@ class Campaign:
         return trial
 
     def to_keep(self) -> list[int]:
-        """Return the trials whose policies may be asked for: of each order the last, and the last that passed."""
+        """Return the trials whose policies may be needed: for each order the last, and the last that passed."""
         ended = [trial for trial in self.trials if trial.ended_by is not None]
         last = {trial.order_id: trial.trial for trial in ended}
         passed = {trial.order_id: trial.trial for trial in ended if trial.passed}
         return sorted({*last.values(), *passed.values()})
 
     def conclude(self) -> OrderTrial | None:
-        """End the run: a trial that is under way, as where episodes were lost, ends with the budget; return it."""
-        trial = self.under_way
+        """End the run. Return the current trial, which ends with the budget, or None if there is none."""
+        trial = self.current
         if trial is None:
             return None
+        # A trial without an episode has no score: drop it.
         if not trial.episodes:
             self.trials.pop()
-            self.noted.pop()
+            self.candidates.pop()
             return None
         trial.ended_by = "budget"
         self._score(trial)
         return trial
 
     def metrics(self) -> dict[str, float]:
-        """Return numbers of the iteration heard last, by names of search/* in the table of metrics."""
-        number, outcomes = self.heard
+        """Return the metrics search/* of the last iteration, without the prefix."""
+        number, outcomes = self.last_iteration
         compliance = [outcome.compliance for outcome in outcomes]
         return {
             "trial": float(number),
@@ -215,18 +213,18 @@ class Campaign:
         }
 
     def best(self) -> dict[str, Any] | None:
-        """Return the best of the orders tried, by posterior mean; of those that passed their gate, if any did."""
+        """Return the best order tried, by posterior mean, among the trials that passed their gate if there are any."""
         ended = [trial for trial in self.trials if trial.ended_by is not None]
         found = [trial for trial in ended if trial.passed] or ended
         if not found:
             return None
         mean, deviation = self.proposer.posterior()
         best = max(found, key=lambda trial: (mean[trial.order_id], trial.trial))
-        told = {"mean": float(mean[best.order_id]), "deviation": float(deviation[best.order_id])}
-        return {**best.as_written(), "preset": preset_of(best.order), **told}
+        posterior = {"mean": float(mean[best.order_id]), "deviation": float(deviation[best.order_id])}
+        return {**best.as_written(), "preset": preset_of(best.order), **posterior}
 
-    def written(self) -> dict[str, Any]:
-        """Return what search.json holds."""
+    def as_json(self) -> dict[str, Any]:
+        """Return the content of search.json."""
         settings, posterior = self.settings, {}
         if any(trial.score is not None for trial in self.trials):
             mean, deviation = self.proposer.posterior()
@@ -242,29 +240,29 @@ class Campaign:
         }
 
     def state(self) -> dict[str, Any]:
-        """Return all that decides what follows, in plain values."""
+        """Return the complete state in plain values."""
         return {
             "trials": [asdict(trial) for trial in self.trials],
-            "noted": self.noted,
-            "course": asdict(self._course),
+            "noted": self.candidates,
+            "course": asdict(self._progress),
             "proposer": self.proposer.state(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.trials = [OrderTrial(**each) for each in state["trials"]]
-        self.noted = list(state["noted"])
-        self._course = Course(**state["course"])
+        self.candidates = list(state["noted"])
+        self._progress = TrialProgress(**state["course"])
         self.proposer.restore(state["proposer"])
 
     def digest(self, before: str = "") -> str:
-        """Return a hash, in hexadecimal digits, of the trials and what came `before`; equal on ranks that agree."""
+        """Return a hash, in hexadecimal, of `before` and all trials. Ranks compare it."""
         trials = json.dumps([asdict(trial) for trial in self.trials])
         return hashlib.sha256((before + trials).encode()).hexdigest()
 
     # -- the rules ------------------------------------------------------------------------------------------------
 
     def _source(self, order: Order) -> int | None:
-        """Return the trial whose policy the next inherits."""
+        """Return the trial whose policy a trial of this order inherits, by search.inherit."""
         latest = {trial.order: trial.trial for trial in self.trials}
         match self.settings.inherit:
             case "shared":
@@ -280,22 +278,28 @@ class Campaign:
         assert trial.compliance is not None
         assert trial.repairs is not None
         trial.passed = trial.compliance >= settings.gate_compliance and trial.repairs >= settings.gate_repairs
-        if trial.passed and self._course.since_best_return >= settings.settle_iterations:
+        # Behind the gate, a trial goes on until returns have stopped rising, so that scores of orders are comparable.
+        if trial.passed and self._progress.since_best_return >= settings.settle_iterations:
             return "gate"
         if trial.episodes >= self._limit:
             return "limit"
-        if settings.plateau is not None and self._course.since_best >= settings.plateau:
+        if settings.plateau is not None and self._progress.since_best >= settings.plateau:
             return "plateau"
         return "budget" if self.is_over else None
 
     def _score(self, trial: OrderTrial) -> None:
-        """Give an ended trial its score, and tell the proposer, whether it passed or not."""
+        """Score a trial that has ended, passed or not, and report the score to the proposer.
+
+        score = mean return of the last iterations - shortfall_weight * max(0, gate - compliance), the latter only if it
+        failed its gate.
+        """
         assert trial.compliance is not None
-        returns = np.array(list(chain(*self._course.returns)))
+        returns = np.array(list(chain(*self._progress.returns)))
         shortfall = 0.0 if trial.passed else max(0.0, self.settings.gate_compliance - trial.compliance)
         trial.score = float(returns.mean()) - self.settings.shortfall_weight * shortfall
         trial.noise_variance = float(returns.var(ddof=1)) / len(returns) if len(returns) > 1 else 0.0
-        # The noise of training itself, which is larger than that of episodes, is learned from all trials.
+        # None: the proposer estimates the noise from all trials. The spread between two trainings of one order is
+        # larger than the spread of episodes.
         self.proposer.tell(trial.order, trial.score, None)
 
     def _best_by_ucb(self, chosen: int) -> list[dict[str, Any]]:
@@ -308,5 +312,5 @@ class Campaign:
 
 
 def preset_of(order: Order) -> str:
-    """Return the name of a preset order, "other" for any other."""
+    """Return the name of a preset order, or "other"."""
     return next((name for name, preset in orders.PRESETS.items() if preset == order), "other")

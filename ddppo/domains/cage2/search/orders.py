@@ -1,6 +1,6 @@
-"""Orders of priority over five kinds of machines, and how far they are from one another.
+"""Orders of priority over five kinds of hosts, and Kendall's distance between them.
 
-An order is a tuple of indices into KINDS, the highest priority first; its id is its place in ORDERS.
+An order is a tuple of indices into KINDS, the highest priority first; its id is its index in ORDERS.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,9 +20,9 @@ _IDS = {order: i for i, order in enumerate(ORDERS)}
 
 
 def parse(text: str) -> Order:
-    """Return the order that is written: a preset's name, or all kinds by name or index, as op_server>defender>...
+    """Return the order of a text: the name of a preset, or all kinds by name or index, as op_server>defender>...
 
-    Raises ConfigError for anything else.
+    Raises ConfigError for any other text.
     """
     if text in PRESETS:
         return PRESETS[text]
@@ -38,12 +38,12 @@ def parse(text: str) -> Order:
 
 
 def words(order: Order) -> str:
-    """Return an order as it is written and read: op_server>defender>..."""
+    """Return an order as text that `parse` reads: op_server>defender>..."""
     return ">".join(KINDS[kind] for kind in order)
 
 
 def order_id(order: Sequence[int]) -> int:
-    """Return the place of an order in ORDERS. Raises ValueError if it is none."""
+    """Return the index of an order in ORDERS. Raises ValueError if it is no order."""
     if tuple(order) not in _IDS:
         raise ValueError(
             f"{order} is no order of {len(KINDS)} kinds: must hold each of 0 to {len(KINDS) - 1} once"
@@ -52,7 +52,7 @@ def order_id(order: Sequence[int]) -> int:
 
 
 def kendall(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return Kendall's distance: how many pairs of kinds the two orders rank differently, 0 to 10."""
+    """Return Kendall's distance, the number of pairs of kinds that the two orders rank differently, 0 to 10."""
     rank = {kind: place for place, kind in enumerate(b)}
     return sum(rank[first] > rank[second] for first, second in combinations(a, 2))
 
@@ -61,20 +61,21 @@ KENDALL = np.array([[kendall(a, b) for b in ORDERS] for a in ORDERS])  # [120, 1
 
 
 def nearest(order: Sequence[int], others: Iterable[Sequence[int]]) -> Order:
-    """Return the one of `others` at the least Kendall distance; of equals, the one of the lowest id."""
+    """Return the order of `others` at the least Kendall distance; ties go to the lowest id."""
     ids = [order_id(other) for other in others]
     own = order_id(order)
     return ORDERS[min(ids, key=lambda other: (KENDALL[own, other], other))]
 
 
 def code(order: Sequence[int]) -> np.ndarray:
-    """Return what a policy is told of an order: position x kind, one-hot, position-major, float32 [25]."""
+    """Return the code of an order that a policy observes: one-hot of position x kind, position-major, float32 [25]."""
     order_id(order)
     return np.eye(len(KINDS), dtype=np.float32)[list(order)].reshape(-1)
 
 
 def space() -> Space:
-    """Return the 120 orders under the Mallows kernel exp(-theta Kendall) (Jiao and Vert, 2015)."""
+    """Return the 120 orders with the Mallows kernel exp(-theta * Kendall) (Jiao and Vert 2015, "The Kendall and Mallows
+    Kernels for Permutations")."""
     return Space(Finite(ORDERS, KENDALL))
 
 

@@ -1,4 +1,4 @@
-"""What environments that are given an order publish of every episode that ended, and how it is read."""
+"""The messages of environments with orders: the result of every finished episode, one line of JSON each."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,42 +8,43 @@ from typing import Any
 from ddppo.domains.cage2.search.orders import Order, order_id
 from ddppo.errors import EnvOutputError
 
-UNKNOWN = 0.5  # the compliance of an episode without a repair
+UNKNOWN = 0.5  # compliance of an episode without a repair
 _NUMBERS = ("reward", "alignment", "repairs", "compliant")
 
 
 @dataclass(frozen=True, slots=True)
 class OrderOutcome:
-    """An episode. reward: its return by the environment alone; alignment: what keeping to the order brought besides."""
+    """The result of one episode."""
 
-    environment: int
+    environment: int  # global index
     order: Order
-    reward: float
-    alignment: float
+    reward: float  # return of the environment alone
+    alignment: float  # reward for keeping to the order
     repairs: int
-    compliant: int
+    compliant: int  # repairs that kept to the order
 
     @property
     def compliance(self) -> float:
         return self.compliant / self.repairs if self.repairs else UNKNOWN
 
 
-def written(episodes: Sequence[Mapping[str, Any]]) -> bytes:
-    """Return as news what an environment tells of its episodes since the last news: a line of JSON for each."""
+def encode_episodes(episodes: Sequence[Mapping[str, Any]]) -> bytes:
+    """Return the message of an environment about these episodes, a line of JSON for each."""
     return "\n".join(json.dumps(dict(episode)) for episode in episodes).encode()
 
 
-def read(news: Sequence[bytes]) -> list[OrderOutcome]:
-    """Return the episodes that news tell of, by the environments' indices. Raises EnvOutputError for what is none."""
-    return [_read(i, line) for i, each in enumerate(news) for line in each.splitlines()]
+def decode_outcomes(messages: Sequence[bytes]) -> list[OrderOutcome]:
+    """Return the episodes in the messages of all environments, in their order. Raises EnvOutputError."""
+    return [_decode(i, line) for i, each in enumerate(messages) for line in each.splitlines()]
 
 
-def _read(environment: int, line: bytes) -> OrderOutcome:
+def _decode(environment: int, line: bytes) -> OrderOutcome:
+    # The message may come from a user's environment: check it, and name the environment in the error.
     try:
-        told = json.loads(line)
-        order = tuple(told["order"])
+        episode = json.loads(line)
+        order = tuple(episode["order"])
         order_id(order)
-        reward, alignment, repairs, compliant = (told[name] for name in _NUMBERS)
+        reward, alignment, repairs, compliant = (episode[name] for name in _NUMBERS)
         if not (0 <= compliant <= repairs):
             raise ValueError(f"{compliant} compliant of {repairs} repairs")
         return OrderOutcome(environment, order, float(reward), float(alignment), int(repairs), int(compliant))

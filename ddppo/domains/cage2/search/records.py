@@ -1,4 +1,4 @@
-"""What rank 0 writes of a search into the run folder: training_log.csv, gp_sampling_log.csv and search.json."""
+"""The files of a search in the run folder, written by rank 0: training_log.csv, gp_sampling_log.csv and search.json."""
 
 import csv
 import io
@@ -30,9 +30,10 @@ _SAMPLING = ("trial", "rank", "order_id", "order", "ucb", "mean", "deviation", "
 
 
 class SearchRecords(SamplerRecords):
-    """Keeps the files of a campaign, which may go on from a checkpoint: what was written after it is dropped.
+    """Writes the files of a campaign.
 
-    training_log.csv has a line for every episode, so as many as the campaign has heard of.
+    training_log.csv has one line for every episode that the campaign has counted. When a run resumes from a checkpoint,
+    lines behind the checkpoint are dropped.
     """
 
     def __init__(self, campaign: Campaign, run_dir: Path) -> None:
@@ -44,8 +45,8 @@ class SearchRecords(SamplerRecords):
         self._write_others()
 
     def note(self) -> None:
-        """Write the episodes of the iteration just heard of, and the rest anew where a trial began or ended."""
-        number, outcomes = self._campaign.heard
+        """Append the episodes of the last iteration. Write the other files again if a trial began or ended."""
+        number, outcomes = self._campaign.last_iteration
         trial = self._campaign.trials[number]
         gate, order = self._campaign.settings.gate_compliance, words(trial.order)
         rows: list[Sequence[Any]] = []
@@ -78,7 +79,7 @@ class SearchRecords(SamplerRecords):
             self._write_others()
 
     def summary(self) -> dict[str, Any]:
-        """Return the part `search` of summary.json; "said", a sentence by label, is printed when the run ends."""
+        """Return the part `search` of summary.json. Its "said" holds sentences by label, printed when the run ends."""
         self._write_others()
         best = self._campaign.best()
         trials = [trial for trial in self._campaign.trials if trial.ended_by is not None]
@@ -105,11 +106,11 @@ class SearchRecords(SamplerRecords):
                 e["deviation"],
                 e["chosen"],
             )
-            for number, noted in enumerate(self._campaign.noted)
-            for rank, e in enumerate(noted, start=1)
+            for number, candidates in enumerate(self._campaign.candidates)
+            for rank, e in enumerate(candidates, start=1)
         ]
         write_text(self._run_dir / SAMPLING_LOG, _as_csv([_SAMPLING, *rows]))
-        write_json(self._run_dir / FILE, self._campaign.written())
+        write_json(self._run_dir / FILE, self._campaign.as_json())
 
 
 def _as_csv(rows: Sequence[Sequence[Any]]) -> str:
@@ -119,9 +120,10 @@ def _as_csv(rows: Sequence[Sequence[Any]]) -> str:
 
 
 def _keep_lines(path: Path, num_lines: int, header: str) -> None:
-    """Leave the first lines of a file, or the header alone where there is none."""
+    """Cut a file to its first lines; write the header alone if there is no file."""
     with stored(path):
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    # Nothing to cut, and the last line is complete: leave the file as it is.
     if lines and len(lines) <= num_lines and lines[-1].endswith("\n"):
         return
     with replacing(path) as file:

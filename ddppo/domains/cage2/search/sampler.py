@@ -1,8 +1,8 @@
-"""A search over orders while a run trains, as a task sampler: iterations are whole episodes of the order that is tried.
+"""A search over orders while a run trains, as a task sampler. An iteration is whole episodes of one order.
 
-One policy learns. When a trial ends, its parameters and Adam's moments are kept, and the next begins with those of the
-trial that it inherits from. All ranks swap policies alike, and rank 0 chooses the next order. The campaign decides
-when a trial ends and what follows from that.
+One policy learns. When a trial ends, its parameters and Adam's moments are kept, and the next trial starts with those
+of the trial that it inherits from, as in population-based training. All ranks swap policies at the same time; rank 0
+chooses the next order. `Campaign` decides when a trial ends and what the next one inherits.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ from ddppo.seeding import derived_seed
 from ddppo.spaces import ArraySpec, EnvSpec
 
 _CODE_SIZE = len(KINDS) ** 2
-_WEIGHT = "alignment_weight"  # in a reset's options, of what keeping to the order brings
+_WEIGHT = "alignment_weight"  # option of a reset: the weight of the reward for keeping to the order
 
 
 def ucb_over_orders(*, beta: float, seed: int) -> Proposer:
@@ -34,18 +34,18 @@ PROPOSERS: dict[str, Callable[..., Proposer]] = {"orders": ucb_over_orders}
 
 
 def make_sampler(config: Config, spec: EnvSpec, num_envs: int) -> "OrderSearch":
-    """Return the search that `search.*` asks for. Raises ConfigError where its task takes no orders."""
+    """Return the search that `search.*` names. Raises ConfigError if the task takes no orders or publishes nothing."""
     settings = section(config, "search")
-    said = f"search.name={settings.name}: env.id={config.env.id}"
+    prefix = f"search.name={settings.name}: env.id={config.env.id}"
     context = spec.obs.get(CONTEXT) if isinstance(spec.obs, dict) else None
     if not (isinstance(context, ArraySpec) and context.shape == (_CODE_SIZE,)):
         raise ConfigError(
-            f"{said} observes no context of {_CODE_SIZE} numbers, the code of an order: use experiment=workflows, "
+            f"{prefix} observes no context of {_CODE_SIZE} numbers, the code of an order: use experiment=workflows, "
             f"env=cage2 with an env.order, or env.context={_CODE_SIZE}"
         )
     if spec.journal is None:
         raise ConfigError(
-            f"{said} publishes nothing, so that nobody knows what came of an order: use experiment=workflows, or give "
+            f"{prefix} publishes no results of episodes, which a search compares: use experiment=workflows, or give "
             "the task a journal (docs/search.md)"
         )
     proposer = make_proposer(settings.name, settings.beta, derived_seed(config.seed, "search"))
@@ -53,7 +53,10 @@ def make_sampler(config: Config, spec: EnvSpec, num_envs: int) -> "OrderSearch":
 
 
 def make_proposer(name: str, beta: float, seed: int) -> Proposer:
-    """Return what proposes orders, a key of PROPOSERS or `my_pkg.searches:make`. Raises ConfigError."""
+    """Return the proposer `name`, a key of PROPOSERS or an import path such as my_pkg.searches:make.
+
+    Raises ConfigError.
+    """
     if name not in PROPOSERS and ":" not in name:
         raise ConfigError(
             f"search.name={name}: must be one of {', '.join(PROPOSERS)}{near(name, list(PROPOSERS))}, or null; one of "
@@ -61,18 +64,18 @@ def make_proposer(name: str, beta: float, seed: int) -> Proposer:
         )
     try:
         made: Proposer = (PROPOSERS.get(name) or imported(name))(beta=beta, seed=seed)
-    except Exception as e:  # what a function of a user's own may raise
+    except Exception as e:  # a user's function may raise anything
         raise ConfigError(f"search.name={name} cannot be made: {in_one_line(e)}") from e
     methods = ("ask", "tell", "posterior", "best", "state", "restore")
-    if lacking := [method for method in methods if not callable(getattr(made, method, None))]:
+    if missing := [method for method in methods if not callable(getattr(made, method, None))]:
         raise ConfigError(
-            f"search.name={name} has no {lacking[0]}(): see {Proposer.__module__}.{Proposer.__name__}"
+            f"search.name={name} has no {missing[0]}(): see {Proposer.__module__}.{Proposer.__name__}"
         )
     return made
 
 
 class OrderSearch(TaskSampler):
-    """Gives all environments the order of the trial under way, and swaps policies where trials end."""
+    """Gives all environments the order of the current trial, and swaps policies when a trial ends."""
 
     every_iteration = True
     name = "the search"
@@ -81,22 +84,24 @@ class OrderSearch(TaskSampler):
     def __init__(self, campaign: Campaign, seed: int) -> None:
         super().__init__(seed)
         self.campaign = campaign
-        self._kept: dict[int, list[Any]] = {}  # policies by trial, of Campaign.to_keep
+        self._kept: dict[
+            int, list[Any]
+        ] = {}  # policy snapshots by trial, of the trials in Campaign.to_keep()
 
     def attach(self, run: RunAccess) -> None:
         self._run = run
-        self._beginning = run.policy_snapshot()
+        self._initial = run.policy_snapshot()  # for trials that inherit nothing
 
     def sample(self, iteration: int) -> TaskSample:
-        if self.campaign.under_way is None:  # a run begins, or goes on after its end
+        if self.campaign.current is None:  # the run begins, or resumes with a larger budget
             self._begin_trial()
-        trial = self.campaign.under_way
+        trial = self.campaign.current
         assert trial is not None
         options = {CONTEXT: code(trial.order).tolist()}
         return TaskSample(iteration, super().sample(iteration).seed_of, lambda i: options)
 
     def update(self, results: EpisodeResults | None, messages: Sequence[bytes]) -> None:
-        ended = self.campaign.hear(messages)
+        ended = self.campaign.record(messages)
         if ended is None:
             return
         self._keep(ended)
@@ -104,7 +109,7 @@ class OrderSearch(TaskSampler):
             self._begin_trial()
 
     def conclude(self) -> None:
-        """Put the policy of the best order in place."""
+        """End the search: the run continues with the policy of the best order, which is evaluated and stored."""
         ended = self.campaign.conclude()
         if ended is not None:
             self._keep(ended)
@@ -113,8 +118,11 @@ class OrderSearch(TaskSampler):
         self._run.put_policy_(self._kept[best["trial"]])
 
     def eval_options(self) -> dict[str, Any]:
-        """Return what evaluations begin with: the order that is tried, or the best at the end; returns without more."""
-        trial = self.campaign.under_way
+        """Return the options of evaluation episodes: the current order, or the best one at the end.
+
+        The weight 0 makes the returns those of the environment alone.
+        """
+        trial = self.campaign.current
         if trial is None:
             best = self.campaign.best()
             assert best is not None
@@ -142,9 +150,10 @@ class OrderSearch(TaskSampler):
         return SearchRecords(self.campaign, run_dir)
 
     def _begin_trial(self) -> None:
+        # The next order comes from rank 0: the posterior may be rounded differently on other machines.
         trial = self.campaign.begin(self._run.number_of_rank_0(self.campaign.choose()))
         source = trial.inherited_from
-        self._run.put_policy_(self._beginning if source is None else self._kept[source])
+        self._run.put_policy_(self._initial if source is None else self._kept[source])
 
     def _keep(self, ended: OrderTrial) -> None:
         self._kept[ended.trial] = self._run.policy_snapshot()

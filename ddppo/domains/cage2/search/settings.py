@@ -1,4 +1,7 @@
-"""Settings of a search over orders, `search.*`, and what it needs of the rest of a run. Imports no torch."""
+"""Settings of a search over orders, `search.*`, its rules for the rest of the settings, and its metrics.
+
+Imports no torch.
+"""
 
 from dataclasses import dataclass, fields
 from typing import ClassVar
@@ -13,18 +16,23 @@ from ddppo.spaces import EnvSpec
 METRICS = tuple(
     Metric(f"search/{name}", unit, "same on all ranks", meaning, "docs/search.md", on_line)
     for name, unit, meaning, on_line in (
-        ("trial", "1", "number of the trial that the iteration was of, from 0", "trial"),
-        ("order_id", "1", "place of its order among all 120", ""),
-        ("return_mean", "reward", "by the environment alone, mean over the iteration's episodes", ""),
-        ("alignment_mean", "reward", "what keeping to the order brought besides, mean over them", ""),
+        ("trial", "1", "number of the iteration's trial, from 0", "trial"),
+        ("order_id", "1", "index of its order among all 120", ""),
+        ("return_mean", "reward", "return of the environment alone, mean over the iteration's episodes", ""),
+        (
+            "alignment_mean",
+            "reward",
+            "reward for keeping to the order, mean over the iteration's episodes",
+            "",
+        ),
         (
             "compliance",
             "fraction",
-            "of repairs that kept to it, mean over them; 1/2 of one without a repair",
+            "of repairs that kept to the order, mean over the iteration's episodes; 1/2 for one without a repair",
             "",
         ),
-        ("repairs", "repairs", "of all of them", ""),
-        ("without_repairs", "fraction", "of them that had no repair", ""),
+        ("repairs", "repairs", "in all episodes of the iteration", ""),
+        ("without_repairs", "fraction", "of the iteration's episodes without a repair", ""),
         ("passed", "trials", "that passed their gate so far", ""),
         ("episodes", "episodes", "of all environments so far", ""),
     )
@@ -37,7 +45,7 @@ class SearchSettings(SamplerSettings):
 
     name: str | None = setting(
         None,
-        "tasks that receive an order at every reset: which order comes next: orders (upper confidence "
+        "for tasks that receive an order at every reset, how the next order is chosen: orders (upper confidence "
         "bounds of a Gaussian process over all 120, docs/search.md), an import path of your own "
         "(my_pkg.searches:make), null (no search)",
     )
@@ -65,8 +73,8 @@ class SearchSettings(SamplerSettings):
     )
     inherit: str = setting(
         "nearest",
-        "policy that a trial begins with: nothing (parameters of the start), shared (of the trial "
-        "before), same (of the last trial of this order, else nothing), nearest (of the order at the "
+        "policy with which a trial begins: nothing (the initial parameters of the run), shared (the policy of the "
+        "trial before), same (of the last trial of this order, else nothing), nearest (of the order at the "
         "least Kendall distance)",
         choices=("nothing", "shared", "same", "nearest"),
     )
@@ -87,29 +95,30 @@ class SearchSettings(SamplerSettings):
         if self.name is None:
             self._check_nothing_else()
             return
-        said = f"search.name={self.name}"
+        # Trials swap the policy of all environments at once, so each rule below keeps an iteration to one order.
+        search = f"search.name={self.name}"
         if config.dist.topology != "ddp":
             raise ConfigError(
-                f"distributed={config.dist.topology} with {said}: only ddp gives environments orders: use it"
+                f"distributed={config.dist.topology} with {search}: only ddp gives environments orders: use it"
             )
         if config.ppo.algorithm != "ppo":
             raise ConfigError(
-                f"ppo.algorithm={config.ppo.algorithm} with {said}: only the returns of all environments are those of "
-                "one order: use ppo.algorithm=ppo"
+                f"ppo.algorithm={config.ppo.algorithm} with {search}: a search gives all environments one order, and "
+                "needs no groups: use ppo.algorithm=ppo"
             )
         if config.ppo.normalize_obs:
             raise ConfigError(
-                f"ppo.normalize_obs=true with {said}: the running moments are of all trials, so that no policy kept "
-                "would see again what it learned from: use ppo.normalize_obs=false"
+                f"ppo.normalize_obs=true with {search}: the running moments change with every trial, so that a kept "
+                "policy would see other observations than it learned from: use ppo.normalize_obs=false"
             )
         if config.env.backend in ("gym_vector", "remote"):
             raise ConfigError(
-                f"env.backend={config.env.backend} with {said}: it begins episodes without a reset's options, which "
-                "name the order: use env.backend=auto"
+                f"env.backend={config.env.backend} with {search}: it starts episodes without the options of a reset, "
+                "which name the order: use env.backend=auto"
             )
         if shape.num_shards:
             raise ConfigError(
-                f"{said} with dist.reduction=ordered: a search is not computed in shards: use dist.reduction=fast"
+                f"{search} with dist.reduction=ordered: a search is not computed in shards: use dist.reduction=fast"
             )
         if self.budget_episodes < shape.num_envs:
             raise ConfigError(
