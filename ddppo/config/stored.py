@@ -129,8 +129,8 @@ _ALSO_A_DEFAULT = {"image_layout": "chw"}  # in still older runs
 def without_others(config: Mapping[str, Any], *, imports: bool = True) -> dict[str, Any]:
     """Return a configuration of an older run, which has the keys of all variants, without those of other variants.
 
-    A key of another variant stays if it is not at its default: it is an error then, and not dropped silently. Values
-    that were renamed get their new names.
+    A key of another variant stays if it is not at its default: it is an error then, and not dropped silently. Renamed
+    values get their new names.
 
     Args:
         imports: whether a user's own model or topology is imported for its keys. If not, its section stays as it is.

@@ -1,4 +1,9 @@
-"""What environments tell one another between iterations, whichever ranks and processes step them."""
+"""Messages between environments, exchanged once after every iteration, whichever ranks and processes step them.
+
+A task that declares a journal (circuits share the rewrites that they found) publishes bytes from each environment. Each
+environment receives those of all others, in the order of their global indices. So results do not depend on which rank
+steps which environment.
+"""
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -12,88 +17,87 @@ from ddppo.errors import TrainingError
 _SIZE = struct.Struct("<q")
 
 
-class NoExchange:
-    """Of environments that keep to themselves, as most do."""
+class NoMessages:
+    """For tasks that publish nothing, as most do."""
 
     def begin(self) -> None:
-        """Have environments that begin anew hear what is known."""
+        """Send environments that begin anew the messages of the run so far."""
 
-    def meet(self) -> list[bytes]:
-        """Take part in the exchange after an iteration; return the news of all environments."""
+    def exchange(self) -> list[bytes]:
+        """Exchange the messages of an iteration; return those of all environments, b"" for none."""
         return []
 
 
-class Exchange(NoExchange):
-    """Hands what every environment published to every other, in the order of their indices in the run.
-
-    So nothing follows from who steps which of them. dealt: how many each rank steps that steps some, in the order in
-    which they are dealt. envs: of this rank, None where it steps none. known: what the run folder knows, as news; [] on
-    other ranks than 0. All ranks meet, once in an iteration.
-    """
+class EnvMessages(NoMessages):
+    """Sends the messages of each environment to all others. All ranks call its methods together."""
 
     def __init__(
         self,
         group: Group,
-        dealt: Mapping[int, int],
-        envs: PublishingEnvs | None,
-        known: Callable[[], list[bytes]],
+        num_envs_by_rank: Mapping[int, int],  # of the ranks that step environments, in global order
+        envs: PublishingEnvs | None,  # of this rank; None if it steps none
+        earlier_messages: Callable[[], list[bytes]],  # of the run folder, on rank 0; [] on other ranks
     ) -> None:
         self._group = group
-        self._dealt = dealt
+        self._num_envs_by_rank = num_envs_by_rank
         self._envs = envs
-        self._known = known
+        self._earlier_messages = earlier_messages
 
     def begin(self) -> None:
-        self._inform(range(self._envs.num_envs) if self._envs is not None else [])
+        self._send_earlier(range(self._envs.num_envs) if self._envs is not None else [])
 
-    def meet(self) -> list[bytes]:
-        mine = self._envs.publish() if self._envs is not None else []
-        lost = self._envs.made_anew() if self._envs is not None else []
-        parts, any_lost = gather_bytes(self._group, joined(mine), asks=bool(lost))
-        if any_lost:  # with its process; what it has heard so far it heard of
-            self._inform(lost)
-        news: list[bytes] = []
-        for rank, num_envs in self._dealt.items():
-            news += parted(parts[rank]) or [b""] * num_envs
+    def exchange(self) -> list[bytes]:
+        local = self._envs.publish() if self._envs is not None else []
+        # Environments whose process was lost and restarted have received nothing yet.
+        restarted = self._envs.made_anew() if self._envs is not None else []
+        by_rank, any_restarted = gather_bytes(self._group, joined(local), asks=bool(restarted))
+        if any_restarted:
+            self._send_earlier(restarted)
+        messages: list[bytes] = []
+        for rank, num_envs in self._num_envs_by_rank.items():
+            messages += parted(by_rank[rank]) or [b""] * num_envs
         if self._envs is not None:
-            self._envs.receive(news)
-        return news
+            self._envs.receive(messages)
+        return messages
 
-    def _inform(self, envs: Sequence[int]) -> None:
-        parts, _ = gather_bytes(self._group, joined(self._known()))
-        before = parted(parts[0])
-        if before and envs:
+    def _send_earlier(self, envs: Sequence[int]) -> None:
+        """Give these environments of this rank what rank 0's run folder holds."""
+        by_rank, _ = gather_bytes(self._group, joined(self._earlier_messages()))
+        earlier = parted(by_rank[0])
+        if earlier and envs:
             assert self._envs is not None
-            self._envs.receive(before, envs)
+            self._envs.receive(earlier, envs)
 
 
-def make_exchange(parts: RankContext, group: Group, known: Callable[[], list[bytes]]) -> NoExchange:
-    """Return the exchange of a rank of these parts."""
-    if parts.spec.journal is None:
-        return NoExchange()
-    stepping, program = parts.layout.stepping, parts.topology
-    dealt = {rank: len(parts.shape.env_indices(place)) for place, rank in enumerate(stepping)}
-    if program.env is None and group.rank in dealt:
+def make_env_messages(context: RankContext, earlier_messages: Callable[[], list[bytes]]) -> NoMessages:
+    """Return what exchanges the messages of this rank's environments."""
+    if context.spec.journal is None:
+        return NoMessages()
+    stepping, topology = context.layout.stepping, context.topology
+    num_envs_by_rank = {rank: len(context.shape.env_indices(place)) for place, rank in enumerate(stepping)}
+    if topology.env is None and context.group.rank in num_envs_by_rank:
         raise TrainingError(
-            f"rank {group.rank}: its program, {type(program).__name__}, steps environments that publish and does not "
-            "name them: have it set self.env (ddppo.distributed.topologies.base.Topology)"
+            f"rank {context.group.rank}: its topology, {type(topology).__name__}, steps environments that publish and "
+            "does not name them: have it set self.env (ddppo.distributed.topologies.base.Topology)"
         )
-    return Exchange(group, dealt, cast(PublishingEnvs | None, program.env), known)
+    return EnvMessages(
+        context.group, num_envs_by_rank, cast(PublishingEnvs | None, topology.env), earlier_messages
+    )
 
 
-def joined(news: Sequence[bytes]) -> bytes:
-    """Return news one after another, each behind its size; b"" for none at all."""
-    if not any(news):
+def joined(messages: Sequence[bytes]) -> bytes:
+    """Return messages one after another, each behind its size; b"" if all are empty."""
+    if not any(messages):
         return b""
-    return b"".join(_SIZE.pack(len(each)) + each for each in news)
+    return b"".join(_SIZE.pack(len(message)) + message for message in messages)
 
 
 def parted(content: bytes) -> list[bytes]:
-    """Return what `joined` put together."""
-    news, at = [], 0
+    """Return the messages that `joined` put together."""
+    messages, at = [], 0
     while at < len(content):
         (size,) = _SIZE.unpack_from(content, at)
         at += _SIZE.size
-        news.append(content[at : at + size])
+        messages.append(content[at : at + size])
         at += size
-    return news
+    return messages

@@ -37,9 +37,9 @@ class Environments:
     """
 
     def __init__(
-        self, parts: RankContext, group: Group, why_not: str | None, doubt: str | None = None
+        self, context: RankContext, group: Group, why_not: str | None, doubt: str | None = None
     ) -> None:
-        self._parts = parts
+        self._context = context
         self._group = group
         self._why_not = why_not
         self._doubt = doubt
@@ -52,13 +52,13 @@ class Environments:
         if state is None or "missing" in state:
             reset()
             return None if state is None or self._why_not == "" else state["missing"]
-        parts = self._parts
-        env: Any = parts.topology.env
+        context = self._context
+        env: Any = context.topology.env
         if env is not None:
             first = env.names.indices.start
             env.go_on_from({"envs": _states(state, range(first, first + env.num_envs))})
         reset()
-        collector = parts.topology.collector
+        collector = context.topology.collector
         if isinstance(collector, Collector):
             mine = slice(collector.first_env, collector.first_env + collector.env.num_envs)
             for name in _OF_EPISODES:
@@ -75,12 +75,12 @@ class Environments:
         if self._why_not is not None:
             return {"missing": self._why_not} if self._why_not else None
         told = _gathered(self._group, self._of_rank())
-        return _joined([_Told.of(part) for part in told], self._parts.shape.num_envs) if told else None
+        return _joined([_Told.of(part) for part in told], self._context.shape.num_envs) if told else None
 
     def _learned(self) -> tuple[int, torch.Tensor] | None:
         """Return the discounted returns that this rank scales rewards by, and the index of the first's environment."""
-        learning, rank = self._parts.layout.learning, self._group.rank
-        normalizer = self._parts.topology.learner.reward_normalizer
+        learning, rank = self._context.layout.learning, self._group.rank
+        normalizer = self._context.topology.learner.reward_normalizer
         if rank not in learning or normalizer is None:
             return None
         return learning.index(rank) * len(normalizer.discounted), normalizer.discounted
@@ -90,7 +90,7 @@ class Environments:
 
         Behind them stands what is large in the states, once, however many environments have it.
         """
-        program = self._parts.topology
+        program = self._context.topology
         head: dict[str, Any] = {"why": self._doubt, "envs": [0, 0], "episodes": [0, 0], "discounted": [0, 0]}
         beside: dict[str, bytes] = {}
         collector = program.collector

@@ -273,7 +273,7 @@ def evaluator_of(spec: EnvSpec) -> type[Evaluator]:
 _MAX_EVAL_ENVS = 64
 
 
-class Scoring:
+class RunEvaluator:
     """What evaluations have said so far, the same on all ranks; empty dicts where there was none, or no such.
 
     best: metrics of the best evaluation, and its env_steps. target: when target_return was first reached.
@@ -281,13 +281,13 @@ class Scoring:
     are as many of all ranks.
     """
 
-    def __init__(self, parts: RankContext) -> None:
-        self.config = parts.config
-        policy = Policy(parts.model, parts.obs_normalizer, parts.spec)
-        self.evaluator = evaluator_of(parts.spec)(policy, parts.config, parts.topology.collector)
-        self.group = parts.group
-        self.players = list(parts.players)  # ranks that can play: they hold the parameters
-        self.num_shards = parts.shape.local_num_shards
+    def __init__(self, context: RankContext) -> None:
+        self.config = context.config
+        policy = Policy(context.model, context.obs_normalizer, context.spec)
+        self.evaluator = evaluator_of(context.spec)(policy, context.config, context.topology.collector)
+        self.group = context.group
+        self.players = list(context.players)  # ranks that can play: they hold the parameters
+        self.num_shards = context.shape.local_num_shards
         self.best: dict[str, float] = {}
         self.target: dict[str, float] = {}
 

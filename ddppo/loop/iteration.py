@@ -1,4 +1,13 @@
-"""One iteration of a rank, from the rollout to the report: what `ddppo.loop.iteration` repeats."""
+"""The loop of a rank: collect, learn, report; and in between evaluate, record and save.
+
+`Loop.iterate` is one iteration, the same for every topology, algorithm and task:
+
+    collect     the topology steps environments and acts: T steps of each environment into one rollout
+    barrier     every rank waits here for the slowest rollout
+    learn       advantages, K epochs of M minibatches, one gradient sum per minibatch (ppo/learner.py)
+    messages    environments that publish something hand it to all others
+    report      one gather turns the ranks' numbers into one report, and into what all ranks do next
+"""
 
 import dataclasses
 import math
@@ -10,9 +19,9 @@ from ddppo.algorithms.task_sampler import EpisodeResults
 from ddppo.distributed.topologies.base import Collected, RankContext
 from ddppo.errors import CollectiveError, EvaluationFailed
 from ddppo.loop.build import TrainState, fingerprint
-from ddppo.loop.env_messages import NoExchange
-from ddppo.loop.evaluation import Scoring
-from ddppo.loop.saving import Saving
+from ddppo.loop.checkpointer import Checkpointer
+from ddppo.loop.env_messages import NoMessages
+from ddppo.loop.evaluation import RunEvaluator
 from ddppo.package import command
 from ddppo.processes.signals import StopRequest
 from ddppo.records.metrics import USER_PREFIX, IterationReport
@@ -24,52 +33,107 @@ from ddppo.records.user_metrics import UserMetrics
 from ddppo.terminal import warn
 
 
-class Iterations:
-    """The iterations of this rank, timed by `clock` from where it was made on."""
+class Loop:
+    """Iterations until total_steps are done or a rank asks to stop. All ranks evaluate and save after the same ones."""
 
     def __init__(
         self,
-        parts: RankContext,
-        progress: TrainState,
+        context: RankContext,
+        progress: TrainState,  # moves on with every iteration
         *,
-        clock: IterationClock,
-        saving: Saving,
-        exchange: NoExchange,
         reporter: Reporter,
+        recorder: Recorder | NullRecorder,
+        evaluator: RunEvaluator,
+        checkpointer: Checkpointer,
+        env_messages: NoMessages,
+        profiler: NullProfiler,
     ) -> None:
-        self.parts = parts
+        self.context = context
         self.progress = progress
-        self.clock = clock
-        self._saving = saving
-        self._exchange = exchange
+        self.clock = IterationClock(reporter.groups, context.device, profiler.phase)  # starts now
         self._reporter = reporter
-        # In this process, in code of the task's.
-        self._steps_tasks = parts.derived["env_backend"] in ("auto", "sync", "gym_vector")
-        self._user_metrics = UserMetrics(parts.config.log.metrics, parts.group)
+        self._recorder = recorder
+        self._evaluator = evaluator
+        self._checkpointer = checkpointer
+        self._env_messages = env_messages
+        self._profiler = profiler
+        self._user_metrics = UserMetrics(context.config.log.metrics, context.group)
+        # These backends run the task's code in this process, where it may replace our signal handlers.
+        self._runs_task_code = context.derived["env_backend"] in ("auto", "sync", "gym_vector")
+        self.failed: list[dict[str, str]] = []  # steps after training that failed, for summary.json
+        self.lost: CollectiveError | None = None  # a rank was lost in the final evaluation
 
-    def next(self, stop: StopRequest) -> tuple[IterationReport, list[bytes], LoopRequests]:
-        """One iteration: all ranks start it with equal parameters and end it with equal parameters.
+    def run(self, stop: StopRequest) -> str:
+        """Return how it ended: completed or stopped."""
+        config, progress, saver = self.context.config, self.progress, self._checkpointer
+        total_steps = config.ppo.total_steps
+        if progress.env_steps >= total_steps:  # a resumed run that lacks only its final evaluation or summary
+            return self._finish(saver.unrecorded, stop)
+        next_eval = _next_multiple(progress.env_steps, config.eval.every_steps)
+        next_save = _next_multiple(progress.env_steps, config.checkpoint.every_steps)
+        while True:
+            with self._profiler.iteration():
+                report, messages, requests = self.iterate(stop)
 
-        Returns its report, what environments published in it, and what the ranks ask of the loop.
+            # The last iteration: save first, so that a failing evaluation loses nothing.
+            if progress.env_steps >= total_steps:
+                self.context.sampler.conclude()
+                report = self._recorder.add_task_metrics(report, messages)
+                if config.eval.final_episodes:
+                    with self.clock.checkpoint():
+                        saver.save_before_evaluation(report)
+                    return self._finish(report, stop)
+                self._recorder.record(report, None, is_last=True)
+                self._save()
+                saver.writer.wait()
+                return "completed"
+
+            # Between iterations: evaluate, record, save, each when it is due. `requests` are the same on all ranks.
+            if progress.env_steps >= next_eval and not requests.stop:
+                report = self._evaluate_between(report)
+                next_eval = _next_multiple(progress.env_steps, config.eval.every_steps)
+            self._recorder.record(report, messages, is_last=False)
+            saver.writer.check()
+            if requests.stop or requests.save or progress.env_steps >= next_save:
+                self._save()
+                next_save = _next_multiple(progress.env_steps, config.checkpoint.every_steps)
+            if requests.stop:
+                saver.writer.wait()
+                return "stopped"
+
+    def iterate(self, stop: StopRequest) -> tuple[IterationReport, list[bytes], LoopRequests]:
+        """Do one iteration. All ranks begin it with equal parameters and end it with equal parameters.
+
+        Returns its report, the messages that environments published in it, and what any rank asks of the loop.
         """
-        parts, progress, program = self.parts, self.progress, self.parts.topology
-        config, group, clock, iteration = parts.config, parts.group, self.clock, progress.iteration + 1
+        context, progress, clock = self.context, self.progress, self.clock
+        config, group, topology, sampler = context.config, context.group, context.topology, context.sampler
+        iteration = progress.iteration + 1
         group.begin(iteration)
-        sampler = parts.sampler
+
+        # 1. Collect T steps of every environment.
         with clock.phase("rollout"):
-            if sampler.every_iteration:
-                program.reset(sampler.sample(iteration))
-            collected = program.collect(iteration)
-        if self._steps_tasks:
+            if sampler.every_iteration:  # of whole episodes: each iteration begins new ones
+                topology.reset(sampler.sample(iteration))
+            collected = topology.collect(iteration)
+        if self._runs_task_code:
             stop.listen_again()
-        group.barrier()  # what a rank spends here it spends on the slowest rollout
+
+        # 2. Wait for the slowest rank. The time is charged to t_sync, not to the collectives that follow.
+        group.barrier()
+
+        # 3. Learn.
         with clock.phase("learn"):
-            update = program.learn(collected, iteration, progress.env_steps / config.ppo.total_steps)
-            results = self._results(collected)
-        messages = self._exchange.meet()
+            update = topology.learn(collected, iteration, progress.env_steps / config.ppo.total_steps)
+            results = self._episode_results(collected)
+
+        # 4. Environments publish and receive; the task sampler learns from the episodes' results.
+        messages = self._env_messages.exchange()
         sampler.update(results, messages)
-        own = self._user_metrics.reduce(iteration, collected)
-        compare = config.dist.check_every > 0 and iteration % config.dist.check_every == 0
+        user_metrics = self._user_metrics.reduce(iteration, collected)
+
+        # 5. Report: stop the clock, gather a row of every rank. Ranks compare a hash of their parameters now and then.
+        compares = config.dist.check_every > 0 and iteration % config.dist.check_every == 0
         times = clock.lap()
         progress.wall_s += times.t_iter
         local = LocalIteration(
@@ -78,197 +142,137 @@ class Iterations:
             collected=collected,
             update=update,
             requests=LoopRequests(
-                stop=stop.requested or program.is_asked_to_stop(), save=self._saving.is_due()
+                stop=stop.requested or topology.is_asked_to_stop(), save=self._checkpointer.is_due()
             ),
-            params_hash=fingerprint(parts) if compare else 0,
-            measured=program.measured(),
-            own_pace=program.own_pace_reports(),
+            params_hash=fingerprint(context) if compares else 0,
+            measured=topology.measured(),
+            own_pace=topology.own_pace_reports(),
         )
         report, requests = self._reporter.reduce(
             local, env_steps_before=progress.env_steps, wall_s=progress.wall_s
         )
         progress.iteration, progress.env_steps = iteration, report.env_steps
-        more = {USER_PREFIX + name: x for name, x in own.items()} | sampler.metrics()
+
+        # 6. Metrics that are known on all ranks already.
+        more = {USER_PREFIX + name: x for name, x in user_metrics.items()} | sampler.metrics()
         if results is not None and len(known := results.achieved[~results.achieved.isnan()]):
             more["rollout/success_rate"] = known.mean().item()
         if more:
             report = dataclasses.replace(report, global_metrics=report.global_metrics | more)
         return report, messages, requests
 
-    def _results(self, collected: Collected) -> EpisodeResults | None:
-        """Return what came of all environments' episodes, where they tell whether they achieved their tasks.
-
-        All ranks call it.
-        """
+    def _episode_results(self, collected: Collected) -> EpisodeResults | None:
+        """Return the results of all environments' episodes, if the task says whether an episode achieved its goal."""
         rollout = collected.rollout
         if rollout is None or rollout.achieved is None:
             return None
-        of_mine = torch.stack([rollout.achieved.double(), rollout.valid.any(0).double()]).cpu()
-        achieved, was_played = (
-            self.parts.group.gather(of_mine).transpose(0, 1).flatten(1)
-        )  # [W, 2, E] -> [2, N]
+        local = torch.stack([rollout.achieved.double(), rollout.valid.any(0).double()]).cpu()  # [2, E]
+        of_all = self.context.group.gather(local)  # [W, 2, E]
+        achieved, was_played = of_all.transpose(0, 1).flatten(1)  # [2, N]
         return EpisodeResults(achieved, was_played)
 
+    # -- Evaluation.
 
-# -- The loop of a rank: iterations until total_steps are done or a rank asks to stop, and what is due between them.
+    def _evaluate(
+        self, report: IterationReport, num_episodes: int, stop: StopRequest | None = None
+    ) -> IterationReport:
+        """Return the report with eval/* added. The time is on evaluation's own clock, not in t_iter.
 
-
-class Loop:
-    """Repeats iterations, evaluates, records and saves, on all ranks at the same iterations.
-
-    failed: steps after training that failed, as summary.json tells of them. lost: what this rank met where another was
-    lost in the final evaluation.
-    """
-
-    def __init__(
-        self,
-        iterations: Iterations,
-        scoring: Scoring,
-        saving: Saving,
-        recorder: Recorder | NullRecorder,
-        profiler: NullProfiler,
-    ) -> None:
-        self._iterations = iterations
-        self._parts = iterations.parts
-        self._config = iterations.parts.config
-        self._progress = iterations.progress
-        self._clock = iterations.clock
-        self._scoring = scoring
-        self._saving = saving
-        self._recorder = recorder
-        self._profiler = profiler
-        self.failed: list[dict[str, str]] = []
-        self.lost: CollectiveError | None = None
-
-    def run(self, stop: StopRequest) -> str:
-        """Return how it ended: completed or stopped."""
-        config, progress = self._config, self._progress
-        if progress.env_steps >= config.ppo.total_steps:  # it lacks its final evaluation, or its summary only
-            return self._ended(self._saving.unrecorded, stop)
-        next_eval = _next_multiple(progress.env_steps, config.eval.every_steps)
-        next_save = _next_multiple(progress.env_steps, config.checkpoint.every_steps)
-        while True:
-            with self._profiler.iteration():
-                report, messages, requests = self._iterations.next(stop)
-            if progress.env_steps >= config.ppo.total_steps:
-                self._parts.sampler.conclude()
-                report = self._recorder.add_task_metrics(report, messages)
-                if config.eval.final_episodes:
-                    with self._clock.checkpoint():
-                        self._saving.save_before_evaluation(report)
-                    return self._ended(report, stop)
-                self._recorder.record(report, None, is_last=True)
-                self._save()
-                self._saving.writer.wait()
-                return "completed"
-            if progress.env_steps >= next_eval and not requests.stop:
-                report = self._with_evaluation(report)
-                next_eval = _next_multiple(progress.env_steps, config.eval.every_steps)
-            self._recorder.record(report, messages, is_last=False)
-            self._saving.writer.check()
-            if requests.stop or requests.save or progress.env_steps >= next_save:
-                self._save()
-                next_save = _next_multiple(progress.env_steps, config.checkpoint.every_steps)
-            if requests.stop:
-                self._saving.writer.wait()
-                return "stopped"
-
-    def _ended(self, report: IterationReport | None, stop: StopRequest) -> str:
-        """Evaluate a run that has nothing left to learn and is on the disk; record and save what that says.
-
-        report: of the last iteration, None where it was recorded together with an evaluation that is done again.
+        stop: given for the final evaluation, which a signal cuts short. Raises EvaluationFailed on all ranks at once.
         """
-        progress, num_episodes = self._progress, self._config.eval.final_episodes
-        of_no_rank: tuple[dict[str, float], ...] = ({},) * self._parts.shape.world_size
-        scores = IterationReport(progress.iteration, progress.env_steps, progress.wall_s, of_no_rank, {})
-        try:
-            if num_episodes:
-                scores = self._scored(scores, num_episodes, stop)
-        except EvaluationFailed as e:
-            self._note_failure(str(e), e.trace)
-            is_cut_short = e.signal is not None
-        except CollectiveError as e:
-            # A rank was lost in its episodes, or hangs. With dist.on_lost=restart new ranks evaluate again.
-            self._note_failure(str(e))
-            self.lost, is_cut_short = e, False
-        else:
-            is_cut_short = False
-        if report is None:
-            self._recorder.set_final_evaluation(scores)
-        else:
-            metrics = {**report.global_metrics, **scores.global_metrics}
-            self._recorder.record(dataclasses.replace(report, global_metrics=metrics), None, is_last=True)
-            self._saving.writer.check()
-            if not self.failed:
-                self._saving.save_after_evaluation()
-        self._saving.writer.wait()
-        return "stopped" if is_cut_short else "completed"
+        topology, is_last = self.context.topology, stop is not None
+        topology.rest()  # actors at their own pace pause
+        failure: EvaluationFailed | None = None
+        metrics: dict[str, float] = {}
+        with self.clock.excluded():
+            uses_training_envs = self._evaluator.evaluator.in_training_envs
+            if (
+                is_last
+                and self.context.config.env.urls
+                and topology.env is not None
+                and not uses_training_envs
+            ):
+                topology.env.close()  # the server has as many slots as training takes: evaluation takes over these
+            try:
+                metrics, is_best = self._evaluator.score(
+                    num_episodes,
+                    self.progress.env_steps,
+                    report.wall_s,
+                    is_last=is_last,
+                    options=self.context.sampler.eval_options(),
+                    stop=stop,
+                )
+            except EvaluationFailed as e:  # raised after this block, which then has excluded its time
+                failure, is_best = e, False
+            if is_best:
+                self._checkpointer.save_best()
+            # Without this barrier other ranks would count rank 0's copying as waiting in their next iteration.
+            self.context.group.barrier()
+        if failure is not None:
+            raise failure
+        return dataclasses.replace(report, global_metrics={**report.global_metrics, **metrics})
 
-    def _note_failure(self, why: str, trace: str = "") -> None:
-        if trace:
-            print(trace, file=sys.stderr, flush=True)
-        again = command(
-            "ddppo.evaluate", f"run={self._saving.run_dir}", f"episodes={self._config.eval.final_episodes}"
-        )
-        self.failed.append({"step": "the final evaluation", "why": why, "command": again})
-
-    def _with_evaluation(self, report: IterationReport) -> IterationReport:
-        """Return the report with an evaluation's metrics; without, and a warning, where that failed."""
+    def _evaluate_between(self, report: IterationReport) -> IterationReport:
+        """Evaluate while the run trains; a failure is a warning, unless eval.on_error=stop."""
         try:
-            return self._scored(report, self._config.eval.episodes)
+            return self._evaluate(report, self.context.config.eval.episodes)
         except EvaluationFailed as e:
             if e.signal is not None:
                 raise KeyboardInterrupt from e
-            if self._config.eval.on_error == "stop":
+            if self.context.config.eval.on_error == "stop":
                 raise (e.__cause__ if isinstance(e.__cause__, Exception) else e) from None
             if e.trace:
                 print(e.trace, file=sys.stderr, flush=True)
-            if self._parts.group.rank == 0:
+            if self.context.group.rank == 0:
                 warn(
                     f"the evaluation after {report.env_steps:,} steps failed, and training goes on without its scores "
                     f"(eval.on_error=stop would end it): {e}"
                 )
             return report
 
-    def _scored(
-        self, report: IterationReport, num_episodes: int, stop: StopRequest | None = None
-    ) -> IterationReport:
-        """Return the report with eval/* added; the time it takes is on evaluation's own clock.
+    def _finish(self, report: IterationReport | None, stop: StopRequest) -> str:
+        """Evaluate a run whose training is complete and saved; record and save the scores. Return how the run ended.
 
-        stop: of the final evaluation, which its signal cuts short. Raises EvaluationFailed on all ranks alike.
+        report: of the last iteration; None if an earlier start recorded it, and only the evaluation is repeated.
         """
-        program, is_last = self._parts.topology, stop is not None
-        program.rest()
-        failure: EvaluationFailed | None = None
-        metrics: dict[str, float] = {}
-        with self._clock.excluded():
-            is_in_them = self._scoring.evaluator.in_training_envs
-            if is_last and self._config.env.urls and program.env is not None and not is_in_them:
-                program.env.close()  # evaluation takes their slots
-            try:
-                metrics, is_best = self._scoring.score(
-                    num_episodes,
-                    self._progress.env_steps,
-                    report.wall_s,
-                    is_last=is_last,
-                    options=self._parts.sampler.eval_options(),
-                    stop=stop,
-                )
-            except EvaluationFailed as e:  # raised behind the clock's block, which knows of none
-                failure, is_best = e, False
-            if is_best:
-                self._saving.save_best()
-            # Else the others' next iteration would book rank 0's copying as waiting.
-            self._parts.group.barrier()
-        if failure is not None:
-            raise failure
-        return dataclasses.replace(report, global_metrics={**report.global_metrics, **metrics})
+        progress, num_episodes = self.progress, self.context.config.eval.final_episodes
+        no_rank_metrics: tuple[dict[str, float], ...] = ({},) * self.context.shape.world_size
+        scores = IterationReport(progress.iteration, progress.env_steps, progress.wall_s, no_rank_metrics, {})
+        is_cut_short = False
+        try:
+            if num_episodes:
+                scores = self._evaluate(scores, num_episodes, stop)
+        except EvaluationFailed as e:
+            self._note_failure(str(e), e.trace)
+            is_cut_short = e.signal is not None
+        except CollectiveError as e:
+            # A rank was lost in its episodes, or hangs. With dist.on_lost=restart new ranks evaluate again.
+            self._note_failure(str(e))
+            self.lost = e
+        if report is None:
+            self._recorder.set_final_evaluation(scores)
+        else:
+            metrics = {**report.global_metrics, **scores.global_metrics}
+            self._recorder.record(dataclasses.replace(report, global_metrics=metrics), None, is_last=True)
+            self._checkpointer.writer.check()
+            if not self.failed:
+                self._checkpointer.save_after_evaluation()
+        self._checkpointer.writer.wait()
+        return "stopped" if is_cut_short else "completed"
+
+    def _note_failure(self, why: str, trace: str = "") -> None:
+        """Note that the final evaluation failed, with the command that repeats it."""
+        if trace:
+            print(trace, file=sys.stderr, flush=True)
+        num_episodes = self.context.config.eval.final_episodes
+        again = command("ddppo.evaluate", f"run={self._checkpointer.run_dir}", f"episodes={num_episodes}")
+        self.failed.append({"step": "the final evaluation", "why": why, "command": again})
 
     def _save(self) -> None:
-        with self._clock.checkpoint():
-            self._saving.save()
+        with self.clock.checkpoint():
+            self._checkpointer.save()
 
 
 def _next_multiple(steps: int, every: int) -> float:
-    """Return the first multiple of `every` above `steps`; infinity for every = 0."""
+    """Return the first multiple of `every` above `steps`; infinity if `every` is 0."""
     return (steps // every + 1) * every if every else math.inf

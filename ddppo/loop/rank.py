@@ -1,7 +1,8 @@
-"""One rank's life, top to bottom: join, build, restore, begin, loop, end.
+"""The life of one rank: join the others, build, restore, loop, leave. Read this file first, then iteration.py.
 
-`python -m ddppo.loop.rank <run folder>` is a rank under an outer torchrun; our own launcher starts ddppo.launch.rank,
-which comes here. Ranks read the resolved config.yaml of the folder; none of them parses a command line.
+A rank is one process. Our launcher forks it (launch/local_ranks.py), torchrun starts it as
+`python -m ddppo.loop.rank <run folder>`, and with dist.world_size=1 it is the process of the command, so that
+`breakpoint()` works. Ranks read the resolved config.yaml of the run folder; none of them parses a command line.
 """
 
 import gc
@@ -18,8 +19,8 @@ import torch
 import torch.distributed as dist
 
 from ddppo.collectives.group import Group
-from ddppo.config import stored
 from ddppo.config.settings import Config
+from ddppo.config.stored import load_config
 from ddppo.distributed.join import join, leave
 from ddppo.distributed.network import launchers_store, rendezvous_store
 from ddppo.distributed.topologies.known import find
@@ -37,11 +38,11 @@ from ddppo.errors import (
     is_of_torch_distributed,
 )
 from ddppo.loop.backend import choose_backend
-from ddppo.loop.build import TrainState, build, named
-from ddppo.loop.env_messages import make_exchange
-from ddppo.loop.evaluation import Scoring
-from ddppo.loop.iteration import Iterations, Loop
-from ddppo.loop.saving import Saving
+from ddppo.loop.build import TrainState, build, compared_content
+from ddppo.loop.checkpointer import Checkpointer
+from ddppo.loop.env_messages import make_env_messages
+from ddppo.loop.evaluation import RunEvaluator
+from ddppo.loop.iteration import Loop
 from ddppo.ppo.losses import statistic_names
 from ddppo.processes import limits
 from ddppo.processes.signals import StopRequest, end_of_time, stop_signals_kill
@@ -50,207 +51,212 @@ from ddppo.records.profiling import make_profiler
 from ddppo.records.recorder import NullRecorder, Recorder, ResumePoint
 from ddppo.records.reporting import Reporter
 from ddppo.records.run_folder import RunFolder
-from ddppo.records.timing import IterationClock
 from ddppo.terminal import unbroken_streams, warn
-
-
-class Rank:
-    """What one rank owns, and the order in which it begins, loops and ends."""
-
-    def __init__(self, config: Config, run_dir: Path, group: Group, device: torch.device) -> None:
-        self.config = config
-        self.run_dir = run_dir
-        self.group = group
-        self.parts = build(config, group, device)
-        self.progress = TrainState()
-        self.scoring = Scoring(self.parts)
-        self.groups = (group, *self.parts.topology.groups)
-        self.reporter = Reporter(
-            self.groups,
-            self.parts.layout,
-            config.log.episode_window,
-            named(self.parts),
-            statistic_names(config.ppo),
-        )
-        self.saving = Saving(run_dir, self.parts, self.progress, self.scoring, self.reporter.window)
-        self.is_cut_short = False
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint's state; before `run`."""
-        self.saving.restore(state)
-
-    def run(self) -> int | None:
-        """Train until total_steps, or until a rank asks to stop; leave summary.json behind either way.
-
-        Returns the signal that asked this rank to stop, if one did, be it too late to cut the run short.
-        """
-        with StopRequest(end_of_time(self.config.run.max_minutes)) as stop:
-            self._serve(stop) if self.serves else self._train(stop)
-        return stop.signal
-
-    @property
-    def serves(self) -> bool:
-        """Whether this rank has no part in the loop: it goes at its own pace and does what others ask for."""
-        topology = find(self.config.dist.topology)
-        return topology.own_pace and not self.parts.layout.role(self.group.rank).learns
-
-    def _serve(self, stop: StopRequest) -> None:
-        try:
-            choose_backend(self.parts, self.progress, only_cpp=True)
-            stop.listen()
-            self.parts.topology.serve(stop)
-        finally:
-            self.parts.topology.close()
-
-    def _train(self, stop: StopRequest) -> None:
-        recorder: Recorder | NullRecorder = NullRecorder()
-        try:
-            choose_backend(self.parts, self.progress)
-            if self.group.rank == 0:
-                recorder = self._recorder()
-            loop = self._begin(recorder)
-            gc.freeze()  # what is here stays: looking through it for garbage took 3 % of a short iteration
-            stop.listen()  # from here on there is something to save, and until summary.json is written
-            status = loop.run(stop)
-            failed, lost = loop.failed, loop.lost
-            self.is_cut_short = status == "stopped"
-        except BaseException as e:
-            with suppress(Exception):  # what comes on top of a fault would hide it
-                self._end(recorder, "failed")
-            if isinstance(e, (NonFiniteError, StorageError)):
-                raise self.saving.with_last(e) from e
-            raise
-        self._end(recorder, status, failed, is_whole=lost is None)
-        if lost is not None:
-            raise lost
-
-    def _recorder(self) -> Recorder:
-        parts, progress = self.parts, self.progress
-        return Recorder(
-            self.config,
-            parts.shape,
-            self.run_dir,
-            parts.derived,
-            ResumePoint(progress.iteration, progress.env_steps, progress.wall_s, self.saving.unrecorded),
-            journal=parts.spec.journal,
-            sampler=parts.sampler,
-        )
-
-    def _begin(self, recorder: Recorder | NullRecorder) -> Loop:
-        """Start the environments, and return the loop with its clock at zero."""
-        exchange = make_exchange(self.parts, self.group, recorder.earlier_messages)
-        self.saving.begin_environments(exchange)
-        num_profiled = self.config.log.profile_iterations if self.group.rank == 0 else 0
-        profiler = make_profiler(num_profiled, self.run_dir / "profile")
-        self.group.barrier()  # nobody's first iteration begins while another rank still builds
-        iterations = Iterations(
-            self.parts,
-            self.progress,
-            clock=IterationClock(self.groups, self.parts.device, profiler.phase),
-            saving=self.saving,
-            exchange=exchange,
-            reporter=self.reporter,
-        )
-        return Loop(iterations, self.scoring, self.saving, recorder, profiler)
-
-    def _end(
-        self,
-        recorder: Recorder | NullRecorder,
-        status: str,
-        failed: Sequence[dict[str, str]] = (),
-        *,
-        is_whole: bool = True,
-    ) -> None:
-        """Write the summary, with the steps after training that failed, and give back what the rank holds.
-
-        is_whole: whether all ranks are there to be told of the end.
-        """
-        try:
-            if status == "failed":
-                with suppress(StorageError):
-                    self.saving.writer.wait()
-            recorder.close(
-                status,
-                params_hash=self.parts.parameters.digest(),
-                compiled_from=self.progress.compiled_from,
-                best=self.scoring.best,
-                target=self.scoring.target,
-                failed=failed,
-            )
-        finally:
-            gc.unfreeze()
-            if status != "failed" and is_whole:
-                self.parts.topology.finish()
-            self.parts.topology.close()
 
 
 def train_rank(
     run_dir: Path, enter: Callable[[float], dist.Store] = rendezvous_store, if_cut_short: int = 0
 ) -> int | None:
-    """Train as the rank that the environment variables say this process is (rank 0 of 1 without any).
+    """Train as the rank that the environment variables RANK and WORLD_SIZE name; without them, rank 0 of 1.
 
-    `enter` returns the ranks' store, within as many seconds as it is given. Returns the signal that asked this rank to
-    stop, or ends with the exit code `if_cut_short`, unless that is 0, where a stop came before the run was complete.
+    enter: returns the store through which ranks meet, within as many seconds as it is given. Returns the signal that
+    asked this rank to stop, if any. If the run was cut short and `if_cut_short` is not 0, the process ends with that
+    exit code instead.
     """
-    config = stored.load_config(run_dir / "config.yaml")
+    # 1. Join: read the configuration, meet the other ranks, choose the device.
+    config = load_config(run_dir / "config.yaml")
     group, device = join(config, enter)
-    restored: int | None = None
+    num_restores = 0
     while True:
-        worker = _made(config, run_dir, group, device)
-        if restored is not None:
-            worker.parts.topology.learner.guard.restored = restored
+        # 2. Build environments, model, collector and learner. All ranks begin with the same parameters.
+        rank = Rank(config, run_dir, group, device)
+        # 3. Restore the last checkpoint. A rank that only serves gets everything from the learner instead.
+        if config.resume is not None and not rank.only_serves:
+            path = checkpoint.last(run_dir / "checkpoints")
+            assert path is not None, f"the launcher checked that {run_dir} holds a checkpoint"
+            rank.restore(checkpoint.load(path))
+        if num_restores:
+            rank.context.topology.learner.guard.restored = num_restores
+        # 4. Loop until total_steps are done or a rank asks to stop.
         try:
-            stop_signal = worker.run()
+            stop_signal = rank.run()
         except NonFiniteError as e:
-            config, restored = go_back(worker, e)
-        else:
-            group.close()  # not after a fault: a peer may be gone, and leaving politely would wait for it
-            if worker.is_cut_short and if_cut_short:
-                leave(if_cut_short)
-            return stop_signal
+            # on_nonfinite=restore: build anew, from the last checkpoint, with smaller steps.
+            config, num_restores = _go_back(rank, e)
+            continue
+        # 5. Leave. Not after a fault: a peer may be gone, and leaving together would wait for it.
+        group.close()
+        if rank.is_cut_short and if_cut_short:
+            leave(if_cut_short)
+        return stop_signal
 
 
-def _made(config: Config, run_dir: Path, group: Group, device: torch.device) -> Rank:
-    """Return a rank's worker, as its last checkpoint has it where the run goes on."""
-    worker = Rank(config, run_dir, group, device)
-    if (
-        config.resume is not None and not worker.serves
-    ):  # whom the learner tells all, and who may start at any time
-        path = checkpoint.last(run_dir / "checkpoints")
-        assert path is not None, f"the door checked that {run_dir} holds a checkpoint"
-        worker.restore(checkpoint.load(path))
-    return worker
+def _go_back(rank: "Rank", error: NonFiniteError) -> tuple[Config, int]:
+    """Prepare the run folder to go on from its last checkpoint; return the configuration and the number of restores.
 
-
-def go_back(worker: Rank, error: NonFiniteError) -> tuple[Config, int]:
-    """Make the run folder ready to go on from its last checkpoint; return the configuration, and the ways back so far.
-
-    All ranks come here alike. Raises `error` where on_nonfinite does not want that, or not once more.
+    All ranks come here together. Raises `error` unless on_nonfinite=restore allows one more restore.
     """
-    guard, folder = worker.parts.topology.learner.guard, RunFolder(worker.run_dir)
+    guard, folder = rank.context.topology.learner.guard, RunFolder(rank.run_dir)
     if guard.mode != "restore" or guard.restored == guard.most:
         raise error
-    restored = guard.restored + 1
-    if worker.group.rank == 0:
-        folder.begin(worker.config)
+    num_restores = guard.restored + 1
+    if rank.group.rank == 0:
+        folder.begin(rank.config)
         where = f"to iteration {folder.last_iteration}" if folder.has_checkpoint else "to the beginning"
-        said = str(error).partition(";")[0]
-        steps = f"step sizes times {guard.factor**restored:g}"
-        warn(f"{said}; going back {where}, {steps} (way back {restored} of {guard.most})")
-    worker.group.barrier()
-    return folder.config(), restored
+        cause = str(error).partition(";")[0]
+        steps = f"step sizes times {guard.factor**num_restores:g}"
+        warn(f"{cause}; going back {where}, {steps} (restore {num_restores} of {guard.most})")
+    rank.group.barrier()
+    return folder.config(), num_restores
+
+
+class Rank:
+    """Everything that one rank owns, built before the first iteration."""
+
+    def __init__(self, config: Config, run_dir: Path, group: Group, device: torch.device) -> None:
+        self.config = config
+        self.run_dir = run_dir
+        self.group = group
+        self.context = build(config, group, device)
+        self.progress = TrainState()
+        self.evaluator = RunEvaluator(self.context)
+        self.reporter = Reporter(
+            (group, *self.context.topology.groups),
+            self.context.layout,
+            config.log.episode_window,
+            compared_content(self.context),
+            statistic_names(config.ppo),
+        )
+        self.checkpointer = Checkpointer(
+            run_dir, self.context, self.progress, self.evaluator, self.reporter.window
+        )
+        self.is_cut_short = False
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint's state; call it before `run`."""
+        self.checkpointer.restore(state)
+
+    def run(self) -> int | None:
+        """Train until total_steps, or until a rank asks to stop. Either way summary.json is written.
+
+        Returns the signal that asked this rank to stop, if any, even if it came too late to cut the run short.
+        """
+        with StopRequest(end_of_time(self.config.run.max_minutes)) as stop:
+            self._serve(stop) if self.only_serves else self._train(stop)
+        return stop.signal
+
+    @property
+    def only_serves(self) -> bool:
+        """Whether this rank goes at its own pace and answers requests of the learner, instead of looping."""
+        spec = find(self.config.dist.topology)
+        return spec.own_pace and not self.context.layout.role(self.group.rank).learns
+
+    def _serve(self, stop: StopRequest) -> None:
+        try:
+            choose_backend(self.context, self.progress, only_cpp=True)
+            stop.listen()
+            self.context.topology.serve(stop)
+        finally:
+            self.context.topology.close()
+
+    def _train(self, stop: StopRequest) -> None:
+        recorder: Recorder | NullRecorder = NullRecorder()
+        try:
+            # Eager PyTorch, torch.compile or C++: chosen once, alike on all ranks.
+            choose_backend(self.context, self.progress)
+            if self.group.rank == 0:
+                recorder = self._open_recorder()
+            loop = self._begin(recorder)
+            # Objects that exist now stay: looking through them for garbage took 3 % of a short iteration.
+            gc.freeze()
+            stop.listen()  # from here on a stop signal ends the loop after the iteration, with a checkpoint
+            status = loop.run(stop)
+            self.is_cut_short = status == "stopped"
+        except BaseException as e:
+            with suppress(Exception):  # a second fault would hide the first
+                self._end(recorder, "failed")
+            if isinstance(e, (NonFiniteError, StorageError)):
+                raise self.checkpointer.with_last(e) from e
+            raise
+        self._end(recorder, status, loop.failed, all_alive=loop.lost is None)
+        if loop.lost is not None:
+            raise loop.lost
+
+    def _open_recorder(self) -> Recorder:
+        context, progress = self.context, self.progress
+        resume_point = ResumePoint(
+            progress.iteration, progress.env_steps, progress.wall_s, self.checkpointer.unrecorded
+        )
+        return Recorder(
+            self.config,
+            context.shape,
+            self.run_dir,
+            context.derived,
+            resume_point,
+            journal=context.spec.journal,
+            sampler=context.sampler,
+        )
+
+    def _begin(self, recorder: Recorder | NullRecorder) -> Loop:
+        """Start the environments, and return the loop with its clock at zero."""
+        env_messages = make_env_messages(self.context, recorder.earlier_messages)
+        self.checkpointer.begin_environments(env_messages)
+        num_profiled = self.config.log.profile_iterations if self.group.rank == 0 else 0
+        profiler = make_profiler(num_profiled, self.run_dir / "profile")
+        self.group.barrier()  # no rank begins its first iteration while another one still builds
+        return Loop(
+            self.context,
+            self.progress,
+            reporter=self.reporter,
+            recorder=recorder,
+            evaluator=self.evaluator,
+            checkpointer=self.checkpointer,
+            env_messages=env_messages,
+            profiler=profiler,
+        )
+
+    def _end(
+        self,
+        recorder: Recorder | NullRecorder,
+        status: str,  # completed, stopped or failed
+        failed: Sequence[dict[str, str]] = (),  # steps after training that failed
+        *,
+        all_alive: bool = True,  # whether every rank can still be told that the run has ended
+    ) -> None:
+        """Write summary.json and close the environments."""
+        try:
+            if status == "failed":
+                with suppress(StorageError):
+                    self.checkpointer.writer.wait()
+            recorder.close(
+                status,
+                params_hash=self.context.parameters.digest(),
+                compiled_from=self.progress.compiled_from,
+                best=self.evaluator.best,
+                target=self.evaluator.target,
+                failed=failed,
+            )
+        finally:
+            gc.unfreeze()
+            if status != "failed" and all_alive:
+                self.context.topology.finish()
+            self.context.topology.close()
+
+
+# -- A rank as a process of its own.
 
 
 @unbroken_streams()
 def run_rank(
     run_dir: Path, enter: Callable[[float], dist.Store] = rendezvous_store, if_cut_short: int = 0
 ) -> NoReturn:
-    """Train as a rank among others and leave; exit code LOST_PEERS if the fault was another's, else MAY_PASS or 1.
+    """Train as one rank of several, and end the process with an exit code that tells the launcher what to do.
 
-    `enter` returns the ranks' store, if it is not the one that torchrun's environment variables describe.
+    0: completed. LOST_PEERS: another rank was lost. MAY_PASS: a fault that may not come again, such as a lost
+    environment process. 1: any other fault. enter: as in `train_rank`.
     """
     rank, exit_code = os.environ.get("RANK", "0"), 1
-    stop_signals_kill(signal.SIGINT)  # until the loop can stop in good order
+    stop_signals_kill(signal.SIGINT)  # until `StopRequest.listen`: before that there is nothing to save
     try:
         train_rank(run_dir, enter, if_cut_short)
     except (ConfigError, TrainingError) as e:
@@ -262,16 +268,16 @@ def run_rank(
         exit_code = MAY_PASS if isinstance(e, (MemoryError, torch.OutOfMemoryError)) else 1
         words = limits.met(e)
         if words is None and is_of_torch_distributed(e):
-            words = first_sentence(e)  # of the network's faults the stack says nothing more
-        said = f"\n{traceback.format_exc()}" if words is None else f" {words}"
-        print(f"rank {rank} failed:{said}", file=sys.stderr, flush=True)
+            words = first_sentence(e)  # the rest is torch's own stack
+        details = f"\n{traceback.format_exc()}" if words is None else f" {words}"
+        print(f"rank {rank} failed:{details}", file=sys.stderr, flush=True)
     else:
         exit_code = 0
     leave(exit_code)
 
 
 def run_launched_rank(run_dir: Path) -> NoReturn:
-    """Train as a rank that start_ranks started and leave."""
+    """Train as a rank that our launcher started, and end the process."""
     run_rank(run_dir, launchers_store)
 
 

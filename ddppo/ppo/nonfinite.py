@@ -72,7 +72,7 @@ class NonFiniteGuard:
         if self.mode == "skip_batch":
             return f". {self.in_row} batches in a row were skipped before (on_nonfinite_max)"
         if self.mode == "restore" and self.restored:
-            return f". Ways back to a checkpoint so far: {self.restored}"
+            return f". Restores from a checkpoint so far: {self.restored}"
         return ""
 
     def state(self) -> list[int]:

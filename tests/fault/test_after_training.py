@@ -381,7 +381,7 @@ def test_what_all_environments_have_is_stored_once_and_gone_on_from_to_the_bit(c
 
 
 def test_a_checkpoint_that_is_large_says_what_is_and_how_to_leave_it_out(call, tmp_path, monkeypatch):
-    monkeypatch.setattr("ddppo.loop.saving._LARGE", 1e6)  # bytes; 16 MB would take seconds
+    monkeypatch.setattr("ddppo.loop.checkpointer._LARGE", 1e6)  # bytes; 16 MB would take seconds
     run_dir = tmp_path / "run"
     code, stderr = call(
         *MAPPED, "env.kwargs.megabytes=2", "checkpoint.every_steps=32", f"hydra.run.dir={run_dir}"
@@ -389,10 +389,7 @@ def test_a_checkpoint_that_is_large_says_what_is_and_how_to_leave_it_out(call, t
     assert code == 0
     (said,) = stderr.splitlines()
     assert said.startswith("warning: a checkpoint holds ")
-    assert (
-        "MB of environments' state, of 4 of them, mostly the task's map (float64 [2, 125000], 2.0 MB): "
-        in said
-    )
+    assert "MB of states of 4 environments, mostly the task's map (float64 [2, 125000], 2.0 MB): " in said
     assert "checkpoint.environments=false leaves them out" in said
     before = size_of_last(run_dir)
     # What the checkpoint holds is gone on from; those that follow are small.

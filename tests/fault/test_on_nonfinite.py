@@ -72,8 +72,8 @@ def test_going_back_is_bounded_and_the_last_good_checkpoint_stays(tmp_path):
         "on_nonfinite_factor=0.1", "ppo.total_steps=3200", run_dir=run_dir, FAULT_AFTER="50",
     )  # fmt: skip
     assert result.code == 1
-    assert "step sizes times 0.01 (way back 2 of 2)" in result.stderr
-    assert "Ways back to a checkpoint so far: 2. The last good checkpoint is " in result.stderr
+    assert "step sizes times 0.01 (restore 2 of 2)" in result.stderr
+    assert "Restores from a checkpoint so far: 2. The last good checkpoint is " in result.stderr
     last = checkpoint.load(checkpoint.last(run_dir / "checkpoints"))
     assert all(p.isfinite().all() for p in last["model"].values())
     done = iterations(run_dir)

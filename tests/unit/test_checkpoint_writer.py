@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from ddppo.errors import StorageError
+from ddppo.loop.checkpointer import Writer, copied
 from ddppo.loop.evaluation import _best_is_there
-from ddppo.loop.saving import Writer, copied
 from ddppo.records import checkpoint
 from ddppo.records.checkpoint import BEST, PREVIOUS
 from tests.support import PATIENCE_S

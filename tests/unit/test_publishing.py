@@ -16,7 +16,7 @@ from ddppo.envs.probing.probe import probe
 from ddppo.envs.saving import packed
 from ddppo.envs.vec_env import EnvNames
 from ddppo.errors import ConfigError, EnvOutputError, EnvWorkerLost
-from ddppo.loop.env_messages import Exchange
+from ddppo.loop.env_messages import EnvMessages
 from tests.distributed.telling import LENGTH, number
 from tests.support import NEVER_S, PATIENCE_S
 
@@ -191,16 +191,16 @@ def test_environments_that_were_made_anew_hear_what_the_run_knows_before_the_new
     envs = closing(make_vec_env(config("pool"), range(4), 0, 1, PATIENCE_S, max_restarts=1))
     known = [(5).to_bytes(8, "little")]
     asked = []
-    exchange = Exchange(Group(), {0: 4}, envs, lambda: asked.append(1) or known)
+    exchange = EnvMessages(Group(), {0: 4}, envs, lambda: asked.append(1) or known)
     envs.reset(SEEDS)
     exchange.begin()
-    exchange.meet()
+    exchange.exchange()
     assert len(asked) == 1
     os.kill(envs._stepper.workers[0].process.pid, signal.SIGKILL)
     stepped(envs)
-    assert len(exchange.meet()) == 4
+    assert len(exchange.exchange()) == 4
     assert len(asked) == 2
-    exchange.meet()
+    exchange.exchange()
     assert len(asked) == 2
 
 
