@@ -12,7 +12,6 @@ from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
 
 from ddppo.config.settings import EnvConfig
-from ddppo.envs import registration  # noqa: F401 (registers ddppo/Synthetic-v0 and others)
 from ddppo.envs.encoding.gym_spaces import (
     Path,
     action_spec,
