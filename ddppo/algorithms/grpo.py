@@ -45,21 +45,21 @@ class EpisodeCollector(Collector):
     whole_episodes = True
 
     @torch.inference_mode()
-    def _collect(self, noise: np.ndarray) -> tuple[Rollout, list[FinishedEpisode]]:
-        self._begin()
+    def collect(self, noise: np.ndarray) -> tuple[Rollout, list[FinishedEpisode]]:
+        self._begin(noise)
         ends: list[End] = []
         is_over = np.zeros(self.env.num_envs, dtype=bool)
-        last = np.full(self.env.num_envs, self.rollout_steps - 1)
+        last = np.full(self.env.num_envs, self.rollout_steps - 1)  # row of each episode's last step
         try:
-            for t, step_noise in enumerate(torch.from_numpy(noise).to(self.logprobs.dtype).unbind()):
-                self._step(t, step_noise, ends)
-                self._num_acted = t + 1
+            for t in range(self.rollout_steps):
+                self.acting.act(t)
+                self._step(t, ends)
                 ended = [i for i in _ended_in(t, ends) if (t, i) not in self._life_losses and not is_over[i]]
                 is_over[ended], last[ended] = True, t
                 if is_over.all():
                     break
-        except Exception:  # as the collector's own
-            self._check(ends)
+        except Exception:
+            self._check(ends)  # perhaps an earlier step returned NaN: that is then the error to report
             raise
         self._check(ends)
         return self._finished(is_over, last)

@@ -57,7 +57,7 @@ def choose_backend(context: RankContext, progress: TrainState, *, only_cpp: bool
     context.derived["step"] = "native" if isinstance(step, CppStep) else "compiled"
     collector = context.topology.collector
     if isinstance(collector, Collector) and isinstance(step, CppStep):
-        collector.act_by(step.network)
+        collector.use_cpp(step.network)
 
 
 def _cpp_step(context: RankContext) -> tuple[bool, CppStep | None]:

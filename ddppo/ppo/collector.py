@@ -1,4 +1,9 @@
-"""Acting: T steps of E environments into one Rollout."""
+"""Collecting a rollout: act, step, store, T times; then values and episode ends.
+
+`Collector.collect` is the whole story. How the model is called is its `acting`, chosen before the first iteration:
+`EagerActing` or `ShardedActing` (acting.py) or `CppActing` (cpp/network.py). If the tasks are stepped in C++ too, the
+whole rollout is one call of C++ (`CppRollout`, cpp/rollout.py).
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,29 +13,114 @@ import torch
 
 from ddppo.envs.backends.classic_cpp import CppEnvs
 from ddppo.envs.vec_env import End, ObsArrays, Options, VecEnv, check_finite, check_masks
-from ddppo.models.actor_critic import ActorCritic, Obs, flat_obs
-from ddppo.ppo.cpp.network import CppActor, CppNetwork
+from ddppo.models.actor_critic import ActorCritic, Obs, raw_dtype, tensor_dtype
+from ddppo.ppo.acting import Acting, EagerActing
+from ddppo.ppo.cpp.network import CppActing, CppNetwork
 from ddppo.ppo.cpp.rollout import CppRollout
 from ddppo.ppo.normalization import ObsNormalizer
-from ddppo.ppo.rollout import Cut, FinishedEpisode, RecurrentState, Rollout, RolloutBuffers, count_
-from ddppo.spaces import each, zipped
+from ddppo.ppo.rollout import Cut, FinishedEpisode, RecurrentState, Rollout, count_
+from ddppo.spaces import ArraySpec, EnvSpec, each, leaves, zipped
 
-# Rows of one forward pass when values are computed, and numbers in them; they bound memory, not results.
-_VALUE_ROWS, _VALUE_NUMBERS = 32_768, 2**24
+# -- The arrays of a rollout, allocated once.
+
+
+class RolloutBuffers:
+    """Arrays for T steps of E environments, and views of their rows."""
+
+    def __init__(
+        self,
+        env: VecEnv,
+        model: ActorCritic,
+        rollout_steps: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        is_normalized: bool,
+    ) -> None:
+        self.device = device
+        self._is_on_cpu = device.type == "cpu"
+        steps, envs, spec = rollout_steps, env.num_envs, env.spec
+        self.rollout_steps = steps
+        is_box = spec.action.kind == "box"
+
+        def buffer(*shape: int, kind: torch.dtype = dtype) -> torch.Tensor:
+            return torch.zeros(steps, envs, *shape, dtype=kind, device=device)
+
+        # raw_obs: as the task returned them; obs: as the model gets them. Both are `[T + 1, E, *shape]`, a tensor or a
+        # dict, and share memory if they are equal. flat_obs: `[T + 1, E, obs_size]`, the memory behind obs if all are
+        # floats, else None.
+        self.raw_obs, self.flat_obs = obs_buffers(spec, (steps + 1, envs), dtype, torch.device("cpu"))
+        if is_normalized and any(leaf.dtype == "float64" for leaf in leaves(spec.obs)):
+
+            def raw(leaf: ArraySpec) -> torch.Tensor:
+                kind = raw_dtype(leaf, dtype, is_normalized=True)
+                return torch.zeros(steps + 1, envs, *leaf.shape, dtype=kind)
+
+            self.raw_obs = each(raw, spec.obs)
+        self.obs = self.raw_obs
+        if is_normalized or not self._is_on_cpu:
+            given, self.flat_obs = obs_buffers(spec, (steps + 1, envs), dtype, device)
+            self.obs = each(
+                lambda leaf, raw, x: raw if self._is_on_cpu and not leaf.is_float else x,
+                *(spec.obs, self.raw_obs, given),
+            )
+        # Actions are written by NumPy on the CPU (np_actions) and moved to the device once per rollout.
+        self.actions = buffer(*spec.action.shape, kind=dtype if is_box else torch.int64)
+        self.cpu_actions = (
+            self.actions if device.type == "cpu" else torch.empty_like(self.actions, device="cpu")
+        )
+        self.np_actions = self.cpu_actions.numpy()
+        self.params = buffer(0 if model.values_are_of_actions else model.num_params)
+        self.logprobs = buffer()
+        # Rewards and flags likewise.
+        self.rewards = np.zeros((steps, envs))
+        self.flags = np.zeros((4, steps, envs), dtype=bool)  # terminated, truncated, valid, episode_start
+        self._flag_rows = [tuple(self.flags[:3, t]) for t in range(steps)]
+        self.masks = None
+        if spec.mask_size is not None:
+            self.masks = torch.ones(steps + 1, envs, spec.mask_size, dtype=torch.bool)
+        # Views of single rows, made once: making a view of a tensor costs a microsecond.
+        raw_rows = each(torch.unbind, self.raw_obs)
+        obs_rows = each(
+            lambda x, raw, rows: rows if x is raw else x.unbind(), self.obs, self.raw_obs, raw_rows
+        )
+        self._raw_rows: list[Obs] = zipped(raw_rows)
+        self.obs_rows: list[Any] = zipped(obs_rows)
+        self.param_rows = self.params.unbind()
+        self.mask_rows = self.masks.unbind() if self.masks is not None else None
+        self._raw_obs: Any = each(torch.Tensor.numpy, self.raw_obs)
+
+    def _end_after(self, num_steps: int) -> None:
+        """Move the observations after `num_steps` steps to row T, where the next rollout begins."""
+        each(lambda x: x[-1].copy_(x[num_steps]), self.raw_obs)
+        if self.masks is not None:
+            self.masks[-1] = self.masks[num_steps]
+
+
+def obs_buffers(
+    spec: EnvSpec, batch: tuple[int, int], dtype: torch.dtype, device: torch.device
+) -> tuple[Obs, torch.Tensor | None]:
+    """Return arrays of observations `[*batch, *shape]`, and the memory behind them if all are floats, else None."""
+    parts = leaves(spec.obs)
+    if not all(leaf.is_float for leaf in parts):
+
+        def zeros(leaf: ArraySpec) -> torch.Tensor:
+            return torch.zeros(*batch, *leaf.shape, dtype=tensor_dtype(leaf, dtype), device=device)
+
+        return each(zeros, spec.obs), None
+    flat = torch.zeros(*batch, spec.obs_size, dtype=dtype, device=device)
+    columns = iter(flat.split([leaf.size for leaf in parts], dim=-1))
+    return each(lambda leaf: next(columns).view(*batch, *leaf.shape), spec.obs), flat
+
+
+# -- The collector.
 
 
 class Collector(RolloutBuffers):
-    """Steps its environments with a model and keeps their current state between iterations.
+    """Steps its environments with a model, and keeps their state from one rollout to the next.
 
-    Buffers are allocated once. Acting needs only the policy; values of all T + 1 observations and of the final
-    observations are computed in one batch at the end, with the same parameters. A model whose values come beside the
-    policy gives those of T observations while it acts. Where values are of actions, they and log-probabilities come
-    from `evaluate_actions` once all are taken, and what the model says of states is next_values alone.
-
-    memory: of a model that has one, else None; its values come along.
-
-    sequence_length: rows after which the rollout holds what a model remembers again; T if None.
-    cut: what may end the next rollout after fewer steps; it has as many rows then. None: nothing.
+    Acting needs only the policy. Values of all T + 1 observations and of the final observations are computed in one
+    batch at the end, with the same parameters, except for models that compute both at once (acted_values).
     """
 
     whole_episodes = False
@@ -42,43 +132,46 @@ class Collector(RolloutBuffers):
         normalizer: ObsNormalizer | None,
         *,
         rollout_steps: int,
-        first_env: int,
+        first_env: int,  # global index of the first environment
         device: torch.device,
         dtype: torch.dtype,
-        sequence_length: int | None = None,
+        sequence_length: int
+        | None = None,  # the rollout keeps the state of a model with memory every so many rows
     ) -> None:
         super().__init__(env, model, rollout_steps, device, dtype, is_normalized=normalizer is not None)
         self.env = env
         self.model = model
         self.normalizer = normalizer
         self.first_env = first_env
-        envs = env.num_envs
-        self.starts = np.ones(envs, dtype=bool)  # of episodes, in row 0
-        self.returns = np.zeros(envs)  # of the episodes under way, before row 0
-        self.lengths = np.zeros(envs, dtype=np.int64)
-        self._num_steps = 0  # of each environment before this rollout
-        self._num_acted = 0  # in this rollout
+        # The episodes under way: whether row 0 starts one, and their returns and lengths before row 0. [E]
+        self.starts = np.ones(env.num_envs, dtype=bool)
+        self.returns = np.zeros(env.num_envs)
+        self.lengths = np.zeros(env.num_envs, dtype=np.int64)
         self.memory: RecurrentState | None = None
         if model.state_size:
-            self.memory = RecurrentState(model, self.logprobs, envs, rollout_steps, sequence_length)
-        self._acted_values = (
+            self.memory = RecurrentState(model, self.logprobs, env.num_envs, rollout_steps, sequence_length)
+        # [T, E] values that the model computed while it acted; None if they are computed at the end.
+        self.acted_values = (
             torch.zeros_like(self.logprobs) if model.values_are_beside or self.memory else None
         )
-        self.cut: Cut | None = None
+        self.cut: Cut | None = None  # may end the next rollout early, with as many rows as it has then
+        self.acting: Acting = EagerActing(self)
+        self._cpp_rollout: CppRollout | None = None
+        self._num_steps = 0  # of each environment before this rollout
+        self._num_taken = 0  # in this rollout
         self._life_losses: set[tuple[int, int]] = (
             set()
         )  # (row, environment) of lost lives, which end no episode
-        self._actor: CppActor | None = None
 
-    def act_by(self, network: CppNetwork) -> None:
-        """Compute the model in C++ from the next rollout on, and where tasks are stepped there too, the rollout."""
+    def use_cpp(self, network: CppNetwork) -> None:
+        """Compute the policy in C++ from the next rollout on, and the whole rollout if C++ steps the tasks."""
         if isinstance(self.env, CppEnvs):
-            self._actor = CppRollout(self, self.env, network)
+            self.acting = self._cpp_rollout = CppRollout(self, self.env, network)
         else:
-            self._actor = CppActor(self, network)
+            self.acting = CppActing(self, network)
 
     def reset(self, seeds: Sequence[int], options: Options | None = None) -> None:
-        """Start every environment anew from its own seed, and with options of its own if there are any."""
+        """Reset every environment with its own seed, and with its own options if there are any."""
         obs, mask = self.env.reset(list(seeds), options if options and any(options) else None)
         self._num_steps = 0
         check_finite(self.env.names, 0, each(lambda x: x[None], obs), np.zeros((1, self.env.num_envs)), [])
@@ -89,99 +182,65 @@ class Collector(RolloutBuffers):
         self.returns[:] = 0
         self.lengths[:] = 0
 
+    @torch.inference_mode()
     def collect(self, noise: np.ndarray) -> tuple[Rollout, list[FinishedEpisode]]:
-        """Step T times with action noise `[T, E, num_noise]`, or until cut; return the rollout and episodes that ended.
+        """Step T times with action noise `[T, E, num_noise]`, or until cut; return the rollout and finished episodes.
 
-        Raises EnvError if an environment fails, or if one returned NaN, infinity or a mask without choices.
+        Raises EnvError if an environment fails, or returned NaN, infinity or a mask without choices.
         """
-        if isinstance(self._actor, CppRollout):
-            return self._actor.record(noise)
-        return self._collect(noise)
+        if self._cpp_rollout is not None:
+            return self._cpp_rollout.collect(noise)
+        self._begin(noise)
+        ends: list[End] = []
+        try:
+            for t in range(self.rollout_steps):
+                self.acting.act(t)
+                self._step(t, ends)
+                if self.cut is not None and self.cut(t + 1):
+                    self._end_after(t + 1)
+                    break
+        except Exception:
+            self._check(ends)  # perhaps an earlier step returned NaN: that is then the error to report
+            raise
+        self._check(ends)
+        self._num_steps += self._num_taken
+        return self._finish(ends), self._count_episodes(ends)
 
     def measured(self) -> dict[str, float]:
         return {}
 
-    @torch.inference_mode()
-    def _collect(self, noise: np.ndarray) -> tuple[Rollout, list[FinishedEpisode]]:
-        if self._actor is not None:
-            self._actor.begin(noise)
-        self._begin()
-        ends: list[End] = []
-        try:
-            for t, step_noise in enumerate(torch.from_numpy(noise).to(self.logprobs.dtype).unbind()):
-                self._step(t, step_noise, ends)
-                self._num_acted = t + 1
-                if self.cut is not None and self.cut(t + 1):
-                    self._end_after(t + 1)
-                    break
-        except Exception:  # of a model or task that met what another step should not have returned
-            self._check(ends)
-            raise
-        self._check(ends)
-        self._num_steps += self._num_acted
-        return self._finish(ends), self._count(ends)
+    def _begin(self, noise: np.ndarray) -> None:
+        """Make the last row of the previous rollout row 0 of this one.
 
-    def _begin(self) -> None:
-        """Take over the row after the last as the first.
-
-        Not at the end of the last call: the rollout it returned shares these rows. Normalised anew: the moments have
+        Not earlier: the previous rollout shares its rows. Observations are normalised again, because the moments have
         moved since.
         """
+        self.acting.begin(noise)
         masks = None if self.masks is None else self.masks[-1].numpy()
         self._receive(0, each(lambda x: x[-1], self._raw_obs), masks)
         if self.memory is not None:
             self.memory.begin()
-        self._num_acted = 0
+        self._num_taken = 0
         self._life_losses.clear()
 
-    def _step(self, t: int, noise: torch.Tensor, ends: list[End]) -> None:
-        """Act on row t with noise `[E, num_noise]`, and write the rest of it and the observations of row t + 1."""
-        if self._actor is not None:
-            self._actor.act(t)
-        else:
-            self._act(t, noise)
-        step = self.env.step(self._actions[t])
+    def _step(self, t: int, ends: list[End]) -> None:
+        """Step with the actions of row t; store the results in row t, and the new observations in row t + 1."""
+        step = self.env.step(self.np_actions[t])
         self._receive(t + 1, step.obs, step.action_mask)
         self.rewards[t] = step.rewards
         terminated, truncated, valid = self._flag_rows[t]
         terminated[:], truncated[:], valid[:] = step.terminated, step.truncated, step.valid
         if len(step.ended):
+            # Copies, because the environments reuse their arrays. final_obs are the true last observations.
             ends.append((t, step.ended.copy(), each(np.ndarray.copy, step.final_obs)))
             if step.is_life_loss is not None:
                 self._life_losses.update((t, i) for i in step.ended[step.is_life_loss].tolist())
         if self.memory is not None:
             self.memory.stepped(t, step.ended, terminated | truncated | ~valid)
-
-    def _act(self, t: int, noise: torch.Tensor) -> None:
-        """Write the actions of row t, and what they follow from."""
-        mask = self._mask_rows[t].to(self.device) if self._mask_rows is not None else None
-        params = self._params(t, self._obs_rows[t], slice(None))
-        if not self.model.values_are_of_actions:
-            self._param_rows[t].copy_(params)
-        self._actions[t] = self.model.distribution(params, mask).sample(noise).numpy()
-
-    def _params(self, t: int, obs: Obs, envs: slice) -> torch.Tensor:
-        """Return action parameters for row t of some environments; write their values where these come along."""
-        if self._acted_values is None:
-            return self.model.action_params(obs)
-        params, values = self.model(obs) if self.memory is None else self.memory.act(obs, envs)
-        self._acted_values[t, envs] = values
-        return params
-
-    def _check(self, ends: list[End]) -> None:
-        """Check what the steps taken returned: once for all of them, for it would cost much at each."""
-        taken, names = self._num_acted, self.env.names
-        obs = each(lambda x: x[1 : taken + 1], self._raw_obs)
-        check_finite(names, self._num_steps + 1, obs, self.rewards[:taken], ends)
-        if self.masks is not None:
-            rows = min(
-                taken + 1, self.rollout_steps
-            )  # the last was acted on, though its step may have failed
-            acted_on = np.ones((rows, self.env.num_envs), bool)
-            acted_on[:taken] = self.flags[2, :taken]  # a pseudo-step asks for no action
-            check_masks(names, self._num_steps, self.masks[:rows].numpy(), acted_on, self.env.spec.action)
+        self._num_taken = t + 1
 
     def _receive(self, row: int, obs: ObsArrays, mask: np.ndarray | None) -> None:
+        """Store observations `[E, *shape]` and masks in a row, and normalise or move them if needed."""
         if isinstance(obs, dict):
             for key, array in obs.items():
                 self._raw_obs[key][row] = array
@@ -189,54 +248,48 @@ class Collector(RolloutBuffers):
             self._raw_obs[row] = obs
         if self.normalizer is not None:
             raw_obs = each(lambda x: x.to(self.device), self._raw_rows[row])
-            self.normalizer(raw_obs, out=self._obs_rows[row])
+            self.normalizer(raw_obs, out=self.obs_rows[row])
         elif not self._is_on_cpu:
-            each(torch.Tensor.copy_, self._obs_rows[row], self._raw_rows[row])
-        if self._mask_rows is not None:
+            each(torch.Tensor.copy_, self.obs_rows[row], self._raw_rows[row])
+        if self.mask_rows is not None:
             assert mask is not None, "spec.mask_size is set, so every step carries a mask"
-            self._mask_rows[row].copy_(torch.from_numpy(mask))
+            self.mask_rows[row].copy_(torch.from_numpy(mask))
 
-    def _count(self, ends: list[End]) -> list[FinishedEpisode]:
-        """Return the episodes that ended in this rollout, and keep count of those under way."""
-        whole = ((t, i) for t, ended, _ in ends for i in ended.tolist() if (t, i) not in self._life_losses)
-        rewards, valid = self.rewards[: self._num_acted], self.flags[2, : self._num_acted]
-        return count_(self.returns, self.lengths, rewards, valid, list(whole), self.first_env)
+    def _check(self, ends: list[End]) -> None:
+        """Raise EnvOutputError for NaN, infinity or a mask without choices: once per rollout, since a check is slow."""
+        taken, names = self._num_taken, self.env.names
+        obs = each(lambda x: x[1 : taken + 1], self._raw_obs)
+        check_finite(names, self._num_steps + 1, obs, self.rewards[:taken], ends)
+        if self.masks is not None:
+            # Also the row that was acted on when a step failed. A pseudo-step asks for no action.
+            rows = min(taken + 1, self.rollout_steps)
+            acted_on = np.ones((rows, self.env.num_envs), bool)
+            acted_on[:taken] = self.flags[2, :taken]
+            check_masks(names, self._num_steps, self.masks[:rows].numpy(), acted_on, self.env.spec.action)
 
-    def _compute_logprobs(self, rows: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Compute log-probabilities of rows from the parameters acted with; return masks, and values if of actions."""
-        values = None
-        if self.actions is not self._acted:
-            self.actions.copy_(self._acted)
-        masks = self.masks[:rows].to(self.device) if self.masks is not None else None
-        params, actions = self.params[:rows], self.actions[:rows]
-        if self.model.values_are_of_actions:
-            params, values = self._at_actions(rows)
-        if self._actor is None:
-            self.logprobs[:rows] = self._logprobs(params, masks, actions)
-        return masks, values
-
-    def _logprobs(
-        self, params: torch.Tensor, masks: torch.Tensor | None, actions: torch.Tensor
-    ) -> torch.Tensor:
-        """Return those `[T, E]` of actions taken."""
-        return self.model.distribution(params, masks).log_prob(actions)
+    # -- The end of a rollout.
 
     def _finish(self, ends: list[End]) -> Rollout:
-        """Compute log-probabilities and values; freeze the rollout."""
-        taken = self._num_acted
-        masks, values = self._compute_logprobs(taken)
-        # An episode's first row is the one after its end, or after the pseudo-step that reset it.
+        """Compute log-probabilities and values of the rows taken, and return the rollout."""
+        taken = self._num_taken
+        masks, action_values = self._compute_logprobs(taken)
+
+        # An episode starts in the row after an end, or after the pseudo-step that reset it.
         terminated, truncated, valid, episode_start = self.flags[:, :taken]
         starts = terminated | truncated | ~valid
         episode_start[0] = self.starts
         episode_start[1:] = starts[:-1]
         episode_start &= valid
         self.starts[:] = starts[-1]
-        first = 0 if self._acted_values is None else taken
-        of_states = self._state_values(each(lambda x: x[first : taken + 1], self.obs), taken + 1 - first)
-        if self._acted_values is not None:
-            of_states = torch.cat([self._acted_values[:taken], of_states])
-        next_values = of_states[1:].clone()
+
+        # Values of observations 0 to T. The value of the next observation bootstraps a row ...
+        first = 0 if self.acted_values is None else taken
+        values = self.acting.state_values(each(lambda x: x[first : taken + 1], self.obs), taken + 1 - first)
+        if self.acted_values is not None:
+            values = torch.cat([self.acted_values[:taken], values])
+        next_values = values[1:].clone()
+        # ... unless the episode ended there: the next observation belongs to another episode, and the value of the
+        # final observation takes its place. GAE ignores it for a terminated row and bootstraps a truncated one.
         if ends:
             steps = torch.from_numpy(np.repeat([t for t, _, _ in ends], [len(i) for _, i, _ in ends]))
             envs = torch.from_numpy(np.concatenate([i for _, i, _ in ends]))
@@ -248,13 +301,15 @@ class Collector(RolloutBuffers):
             )
             if self.normalizer is not None:
                 final_obs = self.normalizer(final_obs)
-            next_values[steps.to(self.device), envs.to(self.device)] = self._final_values(final_obs, envs)
+            final_values = self.acting.final_values(final_obs, envs)
+            next_values[steps.to(self.device), envs.to(self.device)] = final_values
+
         flags = torch.from_numpy(self.flags[:, :taken]).to(self.device)
         return Rollout(
             obs=each(lambda x: x[:taken], self.obs),
             actions=self.actions[:taken],
             logprobs=self.logprobs[:taken],
-            values=of_states[:-1] if values is None else values,
+            values=values[:-1] if action_values is None else action_values,
             next_values=next_values,
             rewards=torch.from_numpy(self.rewards[:taken]).to(self.logprobs),
             terminated=flags[0],
@@ -266,113 +321,15 @@ class Collector(RolloutBuffers):
             state=None if self.memory is None else self.memory.kept,
         )
 
-    def _state_values(self, obs: Obs, num_rows: int) -> torch.Tensor:
-        """Return values `[num_rows, E]` of rows of observations."""
-        if self.memory is not None:  # which gave those of other rows as it acted
-            return self.memory.values(each(lambda x: x[0], obs)).unsqueeze(0)
-        return self._values(obs, (num_rows, self.env.num_envs))
+    def _compute_logprobs(self, num_rows: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Write log-probabilities; return masks on the device, and values if the model's are values of actions."""
+        if self.actions is not self.cpu_actions:
+            self.actions.copy_(self.cpu_actions)
+        masks = self.masks[:num_rows].to(self.device) if self.masks is not None else None
+        return masks, self.acting.write_logprobs(num_rows, masks)
 
-    def _final_values(self, obs: Obs, envs: torch.Tensor) -> torch.Tensor:
-        """Return values `[n]` of final observations `[n, *shape]` of these environments."""
-        if self.memory is not None:
-            return self.memory.final_values(obs)
-        return self._values(obs, (len(envs),))
-
-    def _values(self, obs: Obs, batch: tuple[int, ...]) -> torch.Tensor:
-        """Return values `[*batch]` of obs `[*batch, *shape]`."""
-        if self._actor is not None:
-            return self._actor.network.values(flat_obs(obs, self.env.spec, self.logprobs.dtype))
-        return torch.cat([self.model.value(rows) for rows in self._chunks(obs, len(batch))]).reshape(batch)
-
-    def _at_actions(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return action parameters `[rows, E, P]` and values `[rows, E]` where the actions of rows were taken."""
-        return self._at(each(lambda x: x[:rows], self.obs), self.actions[:rows])
-
-    def _at(self, obs: Obs, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        parts = map(self.model.evaluate_actions, self._chunks(obs, 2), self._chunks(actions, 2))
-        params, values = (torch.cat(x).unflatten(0, actions.shape[:2]) for x in zip(*parts, strict=True))
-        return params, values
-
-    def _chunks(self, x: Obs, num_dims: int) -> list[Any]:
-        """Return the rows of x, whose first dimensions are `num_dims` of a batch, some at a time."""
-        num_rows = min(_VALUE_ROWS, max(1, _VALUE_NUMBERS // self.env.spec.obs_size))
-        return zipped(each(lambda part: part.flatten(0, num_dims - 1).split(num_rows), x))
-
-
-# -- Acting in shards: the network is called for some environments after others, always for as many.
-
-
-class ShardedCollector(Collector):
-    """A collector whose network computes S shards of its environments one by one, consecutive ones alike.
-
-    Kernels give other bits at other batch sizes, and some at other places in memory. So a shard's numbers come from
-    copies of its own: they are the same whatever other shards this rank has. Environments are stepped all at once, for
-    none hears of another's, and so is what C++ computes, for there every row is computed by itself (`CppNetwork`).
-    """
-
-    def __init__(self, num_shards: int, **of_collector: Any) -> None:
-        super().__init__(**of_collector)
-        size = self.env.num_envs // num_shards
-        self._shards = [slice(first, first + size) for first in range(0, self.env.num_envs, size)]
-
-    def _act(self, t: int, noise: torch.Tensor) -> None:
-        for envs in self._shards:
-            obs = _own(self._obs_rows[t], envs)
-            mask = None if self._mask_rows is None else _own(self._mask_rows[t], envs)
-            params = self._params(t, obs, envs)
-            if not self.model.values_are_of_actions:
-                self._param_rows[t][envs] = params
-            actions = self.model.distribution(params, mask).sample(_own(noise, envs))
-            self._actions[t, envs] = actions.numpy()
-
-    def _logprobs(
-        self, params: torch.Tensor, masks: torch.Tensor | None, actions: torch.Tensor
-    ) -> torch.Tensor:
-        parts = []
-        for envs in self._shards:
-            mask = None if masks is None else _of_rows(masks, envs)
-            parts.append(super()._logprobs(_of_rows(params, envs), mask, _of_rows(actions, envs)))
-        return torch.cat(parts, dim=1)
-
-    def _at(self, obs: Obs, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        at = super()._at
-        parts = [at(_of_rows(obs, envs), _of_rows(actions, envs)) for envs in self._shards]
-        params, values = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
-        return params, values
-
-    def _state_values(self, obs: Obs, num_rows: int) -> torch.Tensor:
-        if self._actor is not None:
-            return super()._state_values(obs, num_rows)
-        if self.memory is not None:
-            row = each(lambda x: x[0], obs)
-            return torch.cat([self.memory.values(_own(row, envs), envs) for envs in self._shards]).unsqueeze(
-                0
-            )
-        parts = [
-            self._values(_of_rows(obs, envs), (num_rows, envs.stop - envs.start)) for envs in self._shards
-        ]
-        return torch.cat(parts, dim=1)
-
-    def _final_values(self, obs: Obs, envs: torch.Tensor) -> torch.Tensor:
-        if self._actor is not None:
-            return super()._final_values(obs, envs)
-        values = torch.empty(len(envs), dtype=self.logprobs.dtype)
-        for shard in self._shards:
-            (mine,) = ((envs >= shard.start) & (envs < shard.stop)).nonzero(as_tuple=True)
-            if len(mine):
-                own = each(lambda x, mine=mine: x[mine], obs)
-                if self.memory is None:
-                    values[mine] = self._values(own, (len(mine),))
-                else:
-                    values[mine] = self.memory.final_values(own, mine)
-        return values
-
-
-def _own(row: Obs, envs: slice) -> Any:
-    """Return a copy of what a row `[E, ...]` holds of some environments."""
-    return each(lambda x: x[envs].clone(), row)
-
-
-def _of_rows(x: Obs, envs: slice) -> Any:
-    """Return a contiguous copy of what rows `[T, E, ...]` hold of some environments."""
-    return each(lambda part: part[:, envs].clone(memory_format=torch.contiguous_format), x)
+    def _count_episodes(self, ends: list[End]) -> list[FinishedEpisode]:
+        """Return the episodes that ended in this rollout, and keep count of those under way."""
+        whole = ((t, i) for t, ended, _ in ends for i in ended.tolist() if (t, i) not in self._life_losses)
+        rewards, valid = self.rewards[: self._num_taken], self.flags[2, : self._num_taken]
+        return count_(self.returns, self.lengths, rewards, valid, list(whole), self.first_env)

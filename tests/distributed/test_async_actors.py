@@ -15,7 +15,7 @@ from ddppo.collectives.peers import OwnPace
 from ddppo.launch.arguments import composed
 from ddppo.loop.backend import choose_backend
 from ddppo.loop.rank import Rank
-from ddppo.ppo.cpp.network import CppActor
+from ddppo.ppo.cpp.network import CppActing
 from tests.distributed.test_independence import EVERYTHING, ITERATIONS, SIZES, largest_difference, state
 from tests.fault.test_bad_endings import iterations, running, wait_for_end_of_ranks, wait_for_iteration
 from tests.support import (
@@ -235,5 +235,5 @@ def test_an_actor_computes_its_policy_in_cpp_where_the_learner_does(tmp_path):
     config = composed(["env=cartpole", "distributed=async_actors", "dist.world_size=2"])
     worker = Rank(config, tmp_path, OwnPace(store, 1, 2, timeout_s=PATIENCE_S), torch.device("cpu"))
     choose_backend(worker.context, worker.progress, only_cpp=True)
-    assert isinstance(worker.context.topology.collector._actor, CppActor)
+    assert isinstance(worker.context.topology.collector.acting, CppActing)
     worker.context.topology.close()

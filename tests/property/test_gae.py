@@ -198,7 +198,7 @@ class Played:
             env.close()
 
     def _play(self, env, backend, normalize):
-        if backend == "native":
+        if backend == "gym_vector":
             env._envs = tape = Tape(env._envs)
         self.spec = env.spec
         self.model = build_model(env.spec, settings_of("model", hidden_sizes=[16]), 3, torch.float64)
@@ -223,7 +223,7 @@ class Played:
             self.episodes += [(e.env_index, k * STEPS + e.step, e.episode_return, e.length) for e in episodes]
             if self.normalizer is not None:
                 self.normalizer.update_(moments(rollout.raw_obs[rollout.valid]))
-        if backend == "native":
+        if backend == "gym_vector":
             self.transitions = [from_tape(tape.steps, i) for i in range(NUM_ENVS)]
         else:
             actions = torch.cat([rollout.actions for rollout in self.rollouts]).numpy()
@@ -278,7 +278,7 @@ def played():
     return play
 
 
-BACKENDS = pytest.mark.parametrize("backend", ["sync", "pool", "native"])
+BACKENDS = pytest.mark.parametrize("backend", ["sync", "pool", "gym_vector"])
 
 
 @BACKENDS

@@ -263,7 +263,7 @@ def test_observations_are_normalised_by_moments_that_are_frozen_while_a_rollout_
 def test_a_rollout_is_collected_the_same_when_values_are_computed_in_small_chunks(monkeypatch):
     whole, _ = collect(collector())
     values = whole.values.clone()
-    monkeypatch.setattr("ddppo.ppo.collector._VALUE_NUMBERS", 6)  # 3 rows
+    monkeypatch.setattr("ddppo.ppo.acting._VALUE_NUMBERS", 6)  # 3 rows
     chunked, _ = collect(collector())
     torch.testing.assert_close(chunked.values, values)
 

@@ -9,8 +9,9 @@ from ddppo.errors import ConfigError
 from ddppo.models.build import build_model
 from ddppo.models.model_check import check_model
 from ddppo.models.recurrent import GRU, LSTM
+from ddppo.ppo.acting import ShardedActing
 from ddppo.ppo.advantages import Estimates
-from ddppo.ppo.collector import Collector, ShardedCollector
+from ddppo.ppo.collector import Collector
 from ddppo.ppo.minibatches import SequenceBatch
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 from tests.unit.test_collector import CountingEnvs
@@ -139,13 +140,15 @@ def test_a_mistake_in_a_model_with_memory_is_told_in_a_sentence(kind):
     assert MISTAKES[kind] in str(caught.value)
 
 
-def collected(model, *, next_step=False, kind=Collector, rollouts=3, steps=STEPS, **more):
+def collected(model, *, next_step=False, num_shards=None, rollouts=3, steps=STEPS, **more):
     """Collect from two environments in memory, that end after 3 and after 5 steps."""
     action = model.spec.action
-    made = kind(
+    made = Collector(
         env=CountingEnvs(action, next_step=next_step), model=model, normalizer=None, rollout_steps=steps,
         first_env=0, device=CPU, dtype=torch.float64, **more,
     )  # fmt: skip
+    if num_shards is not None:
+        made.acting = ShardedActing(made, num_shards)
     made.reset([0, 1])
     rng = np.random.default_rng(0)
     for _ in range(rollouts):
@@ -191,7 +194,7 @@ def test_a_collector_forgets_where_episodes_start_and_values_final_observations_
 
 def test_acting_in_shards_remembers_the_same():
     plain, _ = collected(counting())
-    sharded, _ = collected(counting(), kind=ShardedCollector, num_shards=2)
+    sharded, _ = collected(counting(), num_shards=2)
     for name in ("state", "values", "next_values", "logprobs", "actions"):
         torch.testing.assert_close(getattr(plain, name), getattr(sharded, name), rtol=1e-12, atol=1e-12)
 

@@ -52,7 +52,7 @@ def collector(env, *, is_native=True, dtype=torch.float64, normalizer=None, envs
     )
     made.reset([100 + i for i in envs])
     if is_native:
-        made.act_by(CppNetwork(model, spec, parameters.vector))
+        made.use_cpp(CppNetwork(model, spec, parameters.vector))
     return made
 
 
@@ -149,7 +149,7 @@ def test_environments_go_on_by_single_steps_where_the_rollout_left_them():
 def test_where_environments_are_stepped_elsewhere_the_loop_acts_by_it(action, masked):
     both = [counting_collector(action, masked=masked, rollout_steps=STEPS) for _ in range(2)]
     parameters = FlatParameters(both[0].model)
-    both[0].act_by(CppNetwork(both[0].model, both[0].env.spec, parameters.vector))
+    both[0].use_cpp(CppNetwork(both[0].model, both[0].env.spec, parameters.vector))
     parameters.vector.data.mul_(2)
     both[1].model.load_state_dict(both[0].model.state_dict())
     for iteration in range(2):

@@ -135,7 +135,7 @@ def act_and_learn_in_cpp(made, learn):
     if why := why_not_native(made.model, CPU):
         pytest.skip(why)
     network = CppNetwork(made.model, made.env.spec, learn.parameters)
-    made.act_by(network)
+    made.use_cpp(network)
     learn.step = CppStep(network, learn.config, learn.optimizer, Group())
 
 

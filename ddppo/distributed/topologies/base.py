@@ -5,10 +5,9 @@ methods follow in the order in which a topology calls them: environments and col
 `act` once an iteration. `Topology` is the contract that the loop calls; `ddp.py` beside this file is the shortest one.
 """
 
-import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, cast
@@ -33,7 +32,8 @@ from ddppo.envs.make import make_vec_env
 from ddppo.envs.vec_env import VecEnv
 from ddppo.models.actor_critic import ActorCritic
 from ddppo.plugins import imported
-from ddppo.ppo.collector import Collector, ShardedCollector
+from ddppo.ppo.acting import ShardedActing
+from ddppo.ppo.collector import Collector
 from ddppo.ppo.learner import Learner, Normalizers, Update
 from ddppo.ppo.losses import STATISTICS
 from ddppo.ppo.nonfinite import NonFiniteGuard
@@ -136,20 +136,12 @@ class RankContext:
             made: RolloutCollector = imported(self.model.collector_class).make(self)
             return made
         # GRPO learns from whole episodes, PPO from T steps.
-        kind = EpisodeCollector if self.config.ppo.algorithm == "grpo" else None
+        kind = EpisodeCollector if self.config.ppo.algorithm == "grpo" else Collector
         return self.collector(self.envs(), self.env_indices.start, kind)
 
-    def collector(
-        self, env: VecEnv, first_env: int, kind: Callable[..., Collector] | None = None
-    ) -> Collector:
-        """Make a collector that acts in `env`, whose first environment has the global index `first_env`.
-
-        kind: a class derived from Collector; None for the one that dist.reduction needs.
-        """
-        if kind is None:
-            num_shards = self.shape.local_num_shards
-            kind = functools.partial(ShardedCollector, num_shards) if self.shape.num_shards else Collector
-        return kind(
+    def collector(self, env: VecEnv, first_env: int, kind: type[Collector] = Collector) -> Collector:
+        """Make a collector that acts in `env`, whose first environment has the global index `first_env`."""
+        collector = kind(
             env=env,
             model=self.model,
             normalizer=self.obs_normalizer,
@@ -159,6 +151,9 @@ class RankContext:
             dtype=getattr(torch, self.config.dtype),
             sequence_length=self.config.ppo.sequence_length,
         )
+        if self.shape.num_shards:  # dist.reduction=ordered
+            collector.acting = ShardedActing(collector, self.shape.local_num_shards)
+        return collector
 
     def sync(self, group: Group) -> GradientSync:
         """Make the gradient sum over the ranks of `group`: by dist.reduction, then by dist.grad_sync."""

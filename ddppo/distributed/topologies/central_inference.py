@@ -61,11 +61,11 @@ class CentralCollector(Collector):
     num_forwards = 0  # forward passes of the last rollout
     _network: CppNetwork | None = None  # computes the policy in C++, if set
 
-    def act_by(self, network: CppNetwork) -> None:
+    def use_cpp(self, network: CppNetwork) -> None:
         self._network = network
 
     @torch.inference_mode()
-    def _collect(self, noise: np.ndarray) -> tuple[Rollout, list[FinishedEpisode]]:
+    def collect(self, noise: np.ndarray) -> tuple[Rollout, list[FinishedEpisode]]:
         if self._network is not None:
             self._network.refresh()
         # The last row of the previous rollout is row 0 of this one.
@@ -75,7 +75,7 @@ class CentralCollector(Collector):
         if self.memory is not None:
             self.memory.begin()
         ends: list[Any] = []
-        self._num_acted, self.num_forwards = self.rollout_steps, 0
+        self._num_taken, self.num_forwards = self.rollout_steps, 0
         self._life_losses.clear()
         rows = [0] * len(self.env.parts)  # the row of each observer
         waiting = list(range(len(rows)))  # observers whose observations are here
@@ -96,7 +96,7 @@ class CentralCollector(Collector):
                 rows[k] += 1
         self._check(ends)
         self._num_steps += self.rollout_steps
-        return self._finish(ends), self._count(ends)
+        return self._finish(ends), self._count_episodes(ends)
 
     def _act_for(self, acting: list[int], rows: list[int], draws: torch.Tensor) -> None:
         """Compute the actions of these observers in one forward pass, and send each observer its own."""
@@ -111,7 +111,7 @@ class CentralCollector(Collector):
         actions = self.model.distribution(params, mask).sample(draws[t, e]).cpu().numpy()
         if not self.model.values_are_of_actions:
             self.params[t.to(self.device), e.to(self.device)] = params
-        self._actions[t.numpy(), e.numpy()] = actions
+        self.np_actions[t.numpy(), e.numpy()] = actions
         self.num_forwards += 1
         start = 0
         for k, size in zip(acting, sizes, strict=True):
@@ -125,10 +125,10 @@ class CentralCollector(Collector):
         if self._network is not None:
             flat = flat_obs(obs, self.env.spec, self.logprobs.dtype).contiguous()
             return self._network.policy(flat, flat.new_empty(len(flat), self.params.shape[-1]))
-        if self._acted_values is None:
+        if self.acted_values is None:
             return self.model.action_params(obs)
         params, values = self.model(obs) if self.memory is None else self.memory.act(obs, e.to(self.device))
-        self._acted_values[t.to(self.device), e.to(self.device)] = values
+        self.acted_values[t.to(self.device), e.to(self.device)] = values
         return params
 
     def _receive_step(self, observer: int, row: int, ends: list[Any]) -> None:

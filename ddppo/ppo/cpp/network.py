@@ -11,7 +11,7 @@ import torch
 
 from ddppo import native
 from ddppo.config.settings import Config
-from ddppo.models.actor_critic import MLP, ActorCritic
+from ddppo.models.actor_critic import MLP, ActorCritic, Obs, flat_obs
 from ddppo.models.distributions import num_noise
 from ddppo.spaces import ActionSpec, EnvSpec, leaves
 
@@ -181,13 +181,14 @@ class ActingBuffers(ctypes.Structure):
     ]
 
 
-class CppActor:
+class CppActing:
     """Writes actions, their parameters and log-probabilities into the rows of a collector's buffers."""
 
     def __init__(self, collector: "Collector", network: CppNetwork) -> None:
         action, obs = collector.env.spec.action, collector.flat_obs
         assert obs is not None, collector.env.spec
         self.network = network
+        self._dtype = collector.logprobs.dtype
         self.buffers = self._empty()
         self.buffers.network = network.handle
         self.buffers.is_double = collector.logprobs.dtype == torch.float64
@@ -216,8 +217,20 @@ class CppActor:
         self.point(noise=np.ascontiguousarray(noise, np.float64))
 
     def act(self, t: int) -> None:
-        """Act on row t."""
+        """Write actions, action parameters and log-probabilities of row t."""
         _act()(ctypes.byref(self.buffers), t)
+
+    def write_logprobs(self, num_rows: int, mask: torch.Tensor | None) -> torch.Tensor | None:
+        """Do nothing: `act` has written them."""
+        return None
+
+    def state_values(self, obs: Obs, num_rows: int) -> torch.Tensor:
+        """Return values `[num_rows, E]` of rows of observations."""
+        return self.network.values(flat_obs(obs, self.network.spec, self._dtype))
+
+    def final_values(self, obs: Obs, envs: torch.Tensor) -> torch.Tensor:
+        """Return values `[n]` of final observations `[n, *shape]`."""
+        return self.network.values(flat_obs(obs, self.network.spec, self._dtype))
 
     def point(self, **arrays: np.ndarray | torch.Tensor) -> None:
         """Tell C++ where contiguous arrays are, and keep them."""

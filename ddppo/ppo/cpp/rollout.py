@@ -12,7 +12,7 @@ import torch
 
 from ddppo.envs.backends.classic_cpp import CppEnvs, TaskBatch
 from ddppo.envs.vec_env import check_finite
-from ddppo.ppo.cpp.network import ActingBuffers, CppActor, CppNetwork, library
+from ddppo.ppo.cpp.network import ActingBuffers, CppActing, CppNetwork, library
 from ddppo.ppo.rollout import Cut, FinishedEpisode, Rollout
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class RolloutArgs(ActingBuffers):
     ]
 
 
-class CppRollout(CppActor):
+class CppRollout(CppActing):
     """Fills the buffers of a collector as its own loop would."""
 
     def __init__(self, collector: "Collector", envs: CppEnvs, network: CppNetwork) -> None:
@@ -116,8 +116,8 @@ class CppRollout(CppActor):
     def _empty(self) -> Any:
         return RolloutArgs()
 
-    def record(self, noise: np.ndarray) -> tuple[Rollout, list[FinishedEpisode]]:
-        """Step T times with action noise `[T, E, num_noise]`, or until cut, as `Collector.collect`."""
+    def collect(self, noise: np.ndarray) -> tuple[Rollout, list[FinishedEpisode]]:
+        """Do what `Collector.collect` does, in one call of C++."""
         first_step = self._envs.batch.num_steps + 1
         self.begin(noise)
         self._take(self._collector.cut)
