@@ -1,6 +1,6 @@
-"""What is computed in C++: networks, the learner's step, classic tasks, rollouts. `src` knows neither Python nor ranks.
+"""The C++ in `src`: networks, the learner's step, classic tasks, rollouts. It knows neither Python nor ranks.
 
-Packages of domains, and of your own, have such a folder too (`Plugin.cpp`, docs/guide/domain.md).
+A domain or a package of your own may have such a folder too (`Plugin.cpp`, docs/guide/domain.md).
 """
 
 import ctypes
@@ -13,5 +13,5 @@ library, why_not = CPP.load, CPP.why_not
 
 
 def loaded() -> ctypes.CDLL | None:
-    """Return the library if this process has loaded it: for what only is faster by it, to the same bits."""
+    """Return the library if this process has loaded it, for code that it only makes faster, to the same bits."""
     return CPP.loaded

@@ -1,11 +1,11 @@
-"""C and C++, compiled for this machine at first use and kept. Imports nothing of ddppo, and no torch.
+"""C and C++ that is compiled for this machine at first use, and kept. Imports nothing of ddppo, and no torch.
 
-    library = cpp(Path(__file__).parent / "src")  # all C++ in a folder: ddppo's, a domain's, a project's of your own
+    library = cpp(Path(__file__).parent / "src")  # all C++ in a folder: ddppo's, a domain's, or your own project's
     library.load()       # from the cache or compiled now; raises NotCompiled
     library.why_not()    # None, or the reason in half a sentence
 
-One process of a machine compiles while the others wait for it. What failed is not tried again by processes of the same
-run. The build hook of the package loads this file by its path.
+One process of a machine compiles while the others wait. After a failure, no process of the same run tries again. The
+build hook of the package (hatch_build.py) loads this file by its path.
 """
 
 import ctypes
@@ -25,45 +25,66 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 _HERE = Path(__file__).resolve().parent
-_COMPILE_S = 600.0  # of one source file, and of the wait for another process that compiles
+_COMPILE_S = 600.0  # limit for one source file, and for the wait while another process compiles
 _POLL_S = 0.02
 _NO_FOLDER = (
-    "no folder can keep what is compiled: the cache folder (XDG_CACHE_HOME, or ~/.cache) or the temporary folder "
+    "no folder can keep the compiled library: the cache folder (XDG_CACHE_HOME, or ~/.cache) or the temporary folder "
     "(TMPDIR) must be writable by this user alone, with space, and not mounted noexec"
 )
 _NO_SPACE = ("No space left on device", "Disk quota exceeded", "Read-only file system")
 
-# When the first process of this run began here, on the clock that all processes of a machine share. A failure that is
-# noted later is a failure of this run.
+# When the first process of this run began on this machine, by the clock that all its processes share. A noted failure
+# counts only if it is of this run, that is, later.
 _SINCE = os.environ.get("DDPPO_COMPILES_SINCE", "")
 if _SINCE.rpartition(" ")[0] != platform.node():
     _SINCE = os.environ["DDPPO_COMPILES_SINCE"] = f"{platform.node()} {time.monotonic()!r}"
 
 
 class NotCompiled(Exception):
-    """There is no library and none can be made here; says why."""
+    """There is no library, and none can be compiled here. The message is the reason."""
+
+
+class Language(NamedTuple):
+    """A language, and how to find a compiler for it."""
+
+    name: str
+    variable: (
+        str  # environment variable that names the compiler, with flags if it has any: CXX="g++ -march=znver3"
+    )
+    compilers: Sequence[str]  # programs to try without it, in this order
+
+
+C = Language("C", "CC", ("cc", "gcc", "clang"))
+CXX = Language("C++", "CXX", ("g++", "clang++", "c++"))
 
 
 class Library:
-    """A shared library made of `sources`, found in the folder of the package, in a cache, or compiled into one.
+    """A shared library. It is looked for in the package, then in a cache folder, and else compiled into that.
 
-    machine_flags: tried in this order, the first that the compiler knows is used. shipped_in: where a wheel has it.
+    Args:
+        name: the first part of its file name.
+        sources: the files to compile.
+        read: all files that the sources are made from, headers included. If one changes, the library is compiled anew.
+        flags: compiler flags.
+        language: of the sources.
+        machine_flags: flags for this processor. The first that the compiler knows is used.
+        shipped_in: the folder in which a wheel has the library.
+        is_linux_only: whether the sources compile on Linux only.
     """
 
     def __init__(
-        self, name: str, sources: Sequence[Path], read: Sequence[Path], flags: Sequence[str], *,
-        machine_flags: Sequence[str] = (), compilers: Sequence[str], variable: str, shipped_in: Path | None = None,
-        is_linux_only: bool = False,
+        self, name: str, sources: Sequence[Path], read: Sequence[Path], flags: Sequence[str], language: Language, *,
+        machine_flags: Sequence[str] = (), shipped_in: Path | None = None, is_linux_only: bool = False,
     ) -> None:  # fmt: skip
         self.name = name
         self.sources = sources
-        self._read = read  # all files that the sources are compiled from
+        self._read = read
         self.flags = flags
+        self.language = language
         self._machine_flags = machine_flags
-        self._compilers = compilers
-        self._variable = variable
         self._shipped_in = shipped_in
         self._is_linux_only = is_linux_only
         self._loaded: ctypes.CDLL | None = None
@@ -75,7 +96,7 @@ class Library:
         return self._loaded
 
     def load(self) -> ctypes.CDLL:
-        """Return the library, compiled now unless it was before. Raises NotCompiled, the same again in this process."""
+        """Return the library, compiled now if need be. Raises NotCompiled, each time again after a failure."""
         if self._loaded is None and self._failure is None:
             try:
                 self._loaded = self._found_or_built()
@@ -89,7 +110,7 @@ class Library:
         return self._loaded
 
     def why_not(self) -> str | None:
-        """Return why there is no library here, in half a sentence, or None; compiles it."""
+        """Compile the library if need be. Return None, or in half a sentence the reason why there is none."""
         try:
             self.load()
         except NotCompiled as e:
@@ -98,14 +119,15 @@ class Library:
 
     @property
     def file_name(self) -> str:
-        """The library's name, which is another whenever its source, flags, processor or C library are."""
+        """The file's name, with a hash of everything that it depends on: sources, flags, processor and C library."""
         texts = [f"{path.name}\n{path.read_text(encoding='utf-8')}" for path in sorted(self._read)]
         machine = processor() if self._machine_flags else platform.machine()
-        own = [each for each in os.environ.get(self._variable, "").split() if each.startswith("-")]
+        own = [each for each in os.environ.get(self.language.variable, "").split() if each.startswith("-")]
         key = "\0".join([*texts, *self.flags, *self._machine_flags, *own, machine, *platform.libc_ver()])
         return f"{self.name}_{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
 
     def _found_or_built(self) -> ctypes.CDLL:
+        """Return the library of the package, of a cache folder, or compiled into the first folder that can keep it."""
         if self._is_linux_only and sys.platform != "linux":
             raise NotCompiled(f"futexes are Linux's, and this is {sys.platform}")
         if self._shipped_in is not None and (shipped := self._shipped_in / self.file_name).is_file():
@@ -123,15 +145,17 @@ class Library:
         path = folder / self.file_name
         if not _is_whole(path):
             with _locked(folder / f"{self.name}.lock") as is_alone:
-                if not _is_whole(path):  # no other process made it meanwhile
+                if not _is_whole(path):  # another process may have made it while this one waited
                     if is_alone:
-                        for left in folder.glob(f"{self.name}_building_*"):  # by a process that was killed
+                        for left in folder.glob(
+                            f"{self.name}_building_*"
+                        ):  # a process was killed while it compiled
                             shutil.rmtree(left, ignore_errors=True)
                     self._build_once(path)
         return ctypes.CDLL(str(path))
 
     def _build_once(self, path: Path) -> None:
-        """Compile to `path` unless that failed before in this run; note it if it fails."""
+        """Compile to `path`. A failure is noted in a file, and raised again by all processes of this run."""
         compiler = self.compiler()
         note = path.with_suffix(f".{hashlib.sha256(repr(compiler).encode()).hexdigest()[:8]}.failed")
         with suppress(OSError, ValueError, KeyError, TypeError):
@@ -148,35 +172,39 @@ class Library:
             note.unlink()
 
     def compiler(self) -> list[str]:
-        """Return the command of the compiler: what CXX or CC names, or the first there is. Raises NotCompiled."""
-        if named := os.environ.get(self._variable, "").strip():
+        """Return the command of the compiler: of CXX or CC, else of the first that exists. Raises NotCompiled."""
+        name, variable, compilers = self.language
+        if named := os.environ.get(variable, "").strip():
             command = shlex.split(named)
             if shutil.which(command[0]) is None:
-                raise NotCompiled(f"{self._variable}={named} is no program here")
+                raise NotCompiled(f"{variable}={named} is no program here")
             return command
-        for each in self._compilers:
+        for each in compilers:
             if shutil.which(each) is not None:
                 return [each]
-        language = {"CXX": "C++", "CC": "C"}[self._variable]
         raise NotCompiled(
-            f"there is no {language} compiler ({', '.join(self._compilers)}, or what {self._variable} names)"
+            f"there is no {name} compiler ({', '.join(compilers)}, or the program that {variable} names)"
         )
 
     def build(
         self, path: Path, *, compiler: Sequence[str] = (), machine_flags: Sequence[str] | None = None
     ) -> None:
-        """Compile the library to `path`, which appears whole, by as many processes as there are cores.
+        """Compile the library to `path` by as many processes as there are cores. The file appears whole.
 
-        machine_flags: for a processor other than this one. Raises NotCompiled, OSError.
+        Args:
+            compiler: its command; () finds one.
+            machine_flags: flags for another processor than this one; None finds those for this one.
+
+        Raises NotCompiled, OSError.
         """
         compiler = list(compiler) or self.compiler()
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f"{self.name}_building_") as temporary:
             folder = Path(temporary)
+            # 1. Flags for this processor, unless the user's compiler command has them: CXX="g++ -march=znver3".
             if machine_flags is None:
-                has_own = any(
-                    each.startswith(("-march", "-mcpu")) for each in compiler
-                )  # CXX="g++ -march=znver3"
+                has_own = any(each.startswith(("-march", "-mcpu")) for each in compiler)
                 machine_flags = [] if has_own else self._known(compiler, folder)
+            # 2. Compile and link in a folder beside the target.
             flags = [*self.flags, *machine_flags]
             objects = [folder / f"{source.stem}.o" for source in self.sources]
             linked = folder / "linked.so"
@@ -188,12 +216,13 @@ class Library:
                 folder,
             )
             _run_all([[*compiler, "-shared", *map(str, objects), "-o", str(linked)]], folder)
+            # 3. The checksum first: without it the library does not count as whole.
             content = linked.read_bytes()
             write_whole(_checksum_of(path), hashlib.sha256(content).hexdigest().encode())
             write_whole(path, content, mode=0o755)
 
     def _known(self, compiler: Sequence[str], folder: Path) -> list[str]:
-        """Return the first of the machine's flags that the compiler knows: older Apple clang has no -march=native."""
+        """Return the first machine flag that the compiler knows: older clang of Apple has no -march=native."""
         source = folder / f"empty{self.sources[0].suffix}"
         source.touch()
         for flag in self._machine_flags:
@@ -204,20 +233,20 @@ class Library:
 
 
 def cache_folder() -> Path:
-    """Return a folder of this user for what was compiled, which can be written. Raises NotCompiled."""
+    """Return a folder of this user in which compiled files can be kept. Raises NotCompiled."""
     for folder in _folders():
         return folder
     raise NotCompiled(_NO_FOLDER)
 
 
 def write_whole(path: Path, content: bytes, *, mode: int = 0o644) -> None:
-    """Write a file that appears whole, whatever ends this process or machine. Raises OSError."""
+    """Write a file that appears whole or not at all, even if this process or machine ends. Raises OSError."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}_", suffix=".tmp")
     try:
         with open(handle, "wb") as file:
             file.write(content)
             file.flush()
-            with suppress(OSError):  # a file system that knows no fsync
+            with suppress(OSError):  # a file system without fsync
                 os.fsync(file.fileno())
         os.chmod(temporary, mode)
         os.replace(temporary, path)
@@ -229,7 +258,7 @@ def _folders() -> Iterator[Path]:
     """Yield the folders that can keep libraries: this user's cache, and this user's part of the temporary folder."""
     home = os.environ.get("XDG_CACHE_HOME", "")
     with suppress(OSError, RuntimeError):  # RuntimeError: this user has no home
-        # The standard has a relative path ignored: https://specifications.freedesktop.org/basedir-spec
+        # The standard ignores a relative path: https://specifications.freedesktop.org/basedir-spec
         cache = (Path(home) if os.path.isabs(home) else Path.home() / ".cache") / "ddppo"
         cache.mkdir(parents=True, exist_ok=True)
         if os.access(cache, os.R_OK | os.W_OK | os.X_OK):
@@ -238,7 +267,7 @@ def _folders() -> Iterator[Path]:
         folder = Path(tempfile.gettempdir()) / f"ddppo-{os.getuid()}"
         folder.mkdir(mode=0o700, exist_ok=True)
         status = folder.lstat()
-        # What others could write there would be loaded into this process.
+        # A folder that other users can write to would let them load code into this process.
         if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022:
             yield folder
 
@@ -248,7 +277,7 @@ def _checksum_of(path: Path) -> Path:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether the library is there with the bytes that were compiled."""
+    """Return whether the file exists with the bytes that were compiled."""
     try:
         return _checksum_of(path).read_text() == hashlib.sha256(path.read_bytes()).hexdigest()
     except (OSError, ValueError):
@@ -257,7 +286,7 @@ def _is_whole(path: Path) -> bool:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[bool]:
-    """Wait for a lock and hold it; False where the file system knows no locks, or its holder does not answer."""
+    """Wait for a lock and hold it; yields False if the file system has no locks, or the holder keeps it too long."""
     with open(path, "w") as file:
         end, is_locked = time.monotonic() + _COMPILE_S, False
         while not is_locked and time.monotonic() < end:
@@ -272,9 +301,9 @@ def _locked(path: Path) -> Iterator[bool]:
 
 
 def _run_all(commands: Sequence[Sequence[str]], folder: Path) -> None:
-    """Run compilers, at most one a core at a time, with temporary files in `folder`; end all if one fails.
+    """Run compilers, at most one a core at a time, with temporary files in `folder`; kill all if one fails.
 
-    Raises NotCompiled; OSError where the folder is full.
+    Raises NotCompiled; OSError if the folder is full.
     """
     environ = os.environ | {"TMPDIR": str(folder), "LC_ALL": "C"}
     waiting, running = list(commands), list[subprocess.Popen[str]]()
@@ -288,12 +317,12 @@ def _run_all(commands: Sequence[Sequence[str]], folder: Path) -> None:
                     )
                 )  # fmt: skip
             process = running[0]
-            _, said = process.communicate(timeout=_COMPILE_S)
+            _, stderr = process.communicate(timeout=_COMPILE_S)
             del running[0]
             if process.returncode != 0:
-                if any(problem in said for problem in _NO_SPACE):
-                    raise OSError(said.strip().splitlines()[-1][:300])
-                raise NotCompiled(_in_one_line(process, said))
+                if any(problem in stderr for problem in _NO_SPACE):
+                    raise OSError(stderr.strip().splitlines()[-1][:300])
+                raise NotCompiled(_in_one_line(process, stderr))
     except subprocess.TimeoutExpired as e:
         raise NotCompiled(f"the compiler {e.cmd[0]} took longer than {_COMPILE_S:g} s") from e
     except (OSError, ValueError) as e:
@@ -306,16 +335,17 @@ def _run_all(commands: Sequence[Sequence[str]], folder: Path) -> None:
             process.communicate()
 
 
-def _in_one_line(process: subprocess.Popen[str], said: str) -> str:
-    lines = [" ".join(line.split()) for line in said.splitlines() if line.strip()]
-    first = next((line for line in lines if "error" in line), lines[0] if lines else "it said nothing")
+def _in_one_line(process: subprocess.Popen[str], stderr: str) -> str:
+    """Return how a compiler failed, with the first line of its output that has "error" in it."""
+    lines = [" ".join(line.split()) for line in stderr.splitlines() if line.strip()]
+    first = next((line for line in lines if "error" in line), lines[0] if lines else "without a message")
     program = str(process.args[0]) if isinstance(process.args, list) else str(process.args)
     how = f"signal {-process.returncode}" if process.returncode < 0 else f"exit code {process.returncode}"
     return f"the compiler {program} failed with {how}: {first[:300]}"
 
 
 def processor() -> str:
-    """Return what machine code for this processor depends on: a home folder may serve machines of several kinds."""
+    """Return a text that differs between processors with different machine code: several may share a home folder."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -326,14 +356,14 @@ def processor() -> str:
 
 @functools.cache
 def cpp(folder: Path) -> Library:
-    """Return the library of all *.cpp in a folder, which may include the *.hpp beside them; the same each time.
+    """Return the library of all *.cpp in a folder, which may include the *.hpp beside them; one object a folder.
 
-    It is named as the folder's parent is, my_project/src as my_project. Functions for Python are `extern "C"`.
+    Its name is that of the folder's parent: my_project for my_project/src. Functions for Python are `extern "C"`.
     """
     sources = sorted(folder.glob("*.cpp"))
     assert sources, f"{folder} has no *.cpp"
-    # A multiply-add is fused only where the source says so (-ffp-contract=off): else each compiler, tuning and tile
-    # would round as it likes.
+    # A multiply-add is fused only where the source asks for it (-ffp-contract=off): else each compiler, tuning and tile
+    # would round differently.
     return Library(
         folder.parent.name,
         sources,
@@ -342,24 +372,22 @@ def cpp(folder: Path) -> Library:
             "-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fPIC",
             "-Wno-psabi", "-Wno-ignored-attributes",
         ),
+        CXX,
         machine_flags=("-march=native", "-mcpu=native"),
-        compilers=("g++", "clang++", "c++"),
-        variable="CXX",
     )  # fmt: skip
 
 
 CPP = cpp(_HERE / "src")  # networks, the learner's step, classic tasks and rollouts
 
-_C = _HERE.parent / "collectives" / "shared_memory.c"
+_SHM = _HERE.parent / "collectives" / "shared_memory.c"
 
-# Collectives through shared memory, in a wheel where there was a compiler. For every processor of a kind.
+# Collectives through shared memory. A wheel has it if there was a compiler, for all processors of one architecture.
 SHARED_MEMORY = Library(
     "shared_memory",
-    [_C],
-    [_C],
+    [_SHM],
+    [_SHM],
     ("-std=c11", "-O3", "-fPIC", "-Wall", "-Wextra"),
-    compilers=("cc", "gcc", "clang"),
-    variable="CC",
-    shipped_in=_C.parent,
+    C,
+    shipped_in=_SHM.parent,
     is_linux_only=True,
 )

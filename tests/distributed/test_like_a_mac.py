@@ -147,7 +147,7 @@ def test_memory_has_no_name_that_lasts_and_a_size_that_is_set_once():
 
 @pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler")
 def test_a_compiler_that_knows_mcpu_and_no_march_compiles_for_this_processor(tmp_path):
-    for name in CPP._compilers:
+    for name in CPP.language.compilers:
         (tmp_path / name).write_text(CLANG.format(compiler=COMPILER, note=tmp_path / "taken"))
         (tmp_path / name).chmod(0o755)
     (tmp_path / "small.cpp").write_text('extern "C" int answer() { return 42; }')
@@ -155,8 +155,7 @@ def test_a_compiler_that_knows_mcpu_and_no_march_compiles_for_this_processor(tmp
         from pathlib import Path
         from ddppo.native.compiling import CPP, Library
         source = Path({str(tmp_path / "small.cpp")!r})
-        rest = dict(machine_flags=CPP._machine_flags, compilers=CPP._compilers, variable="CXX")
-        small = Library("small", [source], [source], CPP.flags, **rest)
+        small = Library("small", [source], [source], CPP.flags, CPP.language, machine_flags=CPP._machine_flags)
         print(small.why_not() or small.load().answer())
     """
     environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CXX": "", "XDG_CACHE_HOME": str(tmp_path)}

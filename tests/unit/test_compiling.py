@@ -12,7 +12,7 @@ from ddppo.config.settings import Config
 from ddppo.distributed.join import check_collective, resolve_device
 from ddppo.errors import ConfigError
 from ddppo.native import compiling
-from ddppo.native.compiling import CPP, SHARED_MEMORY, Library, NotCompiled, cpp
+from ddppo.native.compiling import CPP, SHARED_MEMORY, Language, Library, NotCompiled, cpp
 
 needs_compiler = pytest.mark.skipif(SHARED_MEMORY.why_not() is not None, reason=str(SHARED_MEMORY.why_not()))
 
@@ -48,7 +48,7 @@ def library(tmp_path, name="small", body="int answer(void) { return 42; }", mach
     if not source.exists():
         source.write_text(body)
     return Library(
-        name, [source], [source], ["-fPIC"], machine_flags=machine_flags, compilers=["cc"], variable="CC"
+        name, [source], [source], ["-fPIC"], Language("C", "CC", ["cc"]), machine_flags=machine_flags
     )
 
 
@@ -56,9 +56,9 @@ def in_another_process(tmp_path, **environ):
     """Start a process of the same run that loads `library`, and prints its answer or the reason why not."""
     code = f"""
         from pathlib import Path
-        from ddppo.native.compiling import Library
+        from ddppo.native.compiling import Language, Library
         source = Path({str(tmp_path / "small.c")!r})
-        small = Library("small", [source], [source], ["-fPIC"], compilers=["cc"], variable="CC")
+        small = Library("small", [source], [source], ["-fPIC"], Language("C", "CC", ["cc"]))
         print(small.why_not() or small.load().answer())
     """
     return subprocess.Popen(
@@ -115,7 +115,7 @@ def test_compilers_under_way_end_with_the_first_that_fails(cache, compiler, tmp_
     sources = [tmp_path / f"{name}.c" for name in ("bad", "slow")]
     for source in sources:
         source.touch()
-    both = Library("both", sources, sources, ["-fPIC"], compilers=["cc"], variable="CC")
+    both = Library("both", sources, sources, ["-fPIC"], Language("C", "CC", ["cc"]))
     assert "failed with exit code 1" in both.why_not()
     assert len(calls.read_text().splitlines()) == 2
     with pytest.raises(ProcessLookupError):
@@ -191,7 +191,7 @@ def test_nothing_is_loaded_from_a_temporary_folder_that_others_can_write_to(cach
     folder = tmp_path / "temporary" / f"ddppo-{os.getuid()}"
     folder.mkdir()
     folder.chmod(0o777)
-    with pytest.raises(NotCompiled, match="no folder can keep what is compiled: the cache folder"):
+    with pytest.raises(NotCompiled, match="no folder can keep the compiled library: the cache folder"):
         library(tmp_path).load()
 
 
@@ -245,7 +245,10 @@ def test_the_cpp_of_each_folder_is_a_library_of_its_own_with_the_flags_of_ours(c
 
 @pytest.mark.parametrize(
     ("named", "said"),
-    [("", "there is no C compiler (cc, or what CC names)"), ("gone -x", "CC=gone -x is no program here")],
+    [
+        ("", "there is no C compiler (cc, or the program that CC names)"),
+        ("gone -x", "CC=gone -x is no program here"),
+    ],
 )
 def test_a_compiler_that_is_not_there_is_named(named, said, cache, tmp_path, monkeypatch):
     monkeypatch.setenv("CC", named)
