@@ -1,4 +1,4 @@
-"""Exceptions that users meet. Each message names the cause and the remedy."""
+"""Exceptions that users meet, and errors in a sentence. Each message names the cause and the remedy."""
 
 import difflib
 import re
@@ -9,25 +9,24 @@ from pathlib import Path
 
 from ddppo.processes import limits
 
-LOST_PEERS = 3  # exit code of a rank that ended only because another one had
-MAY_PASS = 4  # of one whose environment raised, or that had no memory: started again it may have better luck
-AFTER_TRAINING = (
-    5  # of a command that has all that was asked but for a last step: an evaluation, a video, an upload
-)
+# Exit codes.
+LOST_PEERS = 3  # of a rank that ended only because it lost another one
+MAY_PASS = 4  # of a rank that lacked memory, or whose environment raised: a restart may help
+AFTER_TRAINING = 5  # of a command that is complete except for a last step: an evaluation, a video, an upload
 
 
 class ConfigError(ValueError):
-    """A setting that cannot work; raised before any process starts."""
+    """A mistake in the settings; raised before any process starts."""
 
     exit_code = 2
 
 
 class RunFolderError(ConfigError):
-    """A folder or checkpoint that is not what it should be."""
+    """A folder or checkpoint that is missing, damaged, in use, or of another run."""
 
 
 class TrainingError(RuntimeError):
-    """A fault that ends a run that had started."""
+    """A fault that ends a run after it started."""
 
     exit_code = 1
 
@@ -39,10 +38,12 @@ class AfterTrainingError(TrainingError):
 
 
 class EvaluationFailed(TrainingError):
-    """An evaluation came to no scores; all ranks raise it alike.
+    """An evaluation has no scores. All ranks raise it.
 
-    trace: of the user's own code, on the rank that met it. signal: the number of the one that cut it short, None where
-    it failed by itself.
+    Args:
+        said: the message.
+        trace: the traceback in the user's own code, on the rank where the evaluation failed.
+        signal: the number of the signal that interrupted it; None if there was none.
     """
 
     def __init__(self, said: str, trace: str = "", signal: int | None = None) -> None:
@@ -54,16 +55,16 @@ class EvaluationFailed(TrainingError):
 
 
 class StorageError(TrainingError):
-    """A file or folder that cannot be written: a full disk, a read-only one, one that went away."""
+    """A file or folder that cannot be written: the disk is full, read-only, or gone."""
 
     @classmethod
     def of(cls, path: object, error: OSError) -> "StorageError":
-        """Return the error for what the operating system said of `path`."""
+        """Return the error for an OSError at `path`."""
         return cls(f"{path} cannot be written: {limits.why(error)}")
 
 
 class NonFiniteError(TrainingError):
-    """A loss or gradient became NaN or infinite; no parameter was touched by it."""
+    """A loss or gradient became NaN or infinite. No parameter was changed by it."""
 
 
 class ReplicaMismatchError(TrainingError):
@@ -71,11 +72,16 @@ class ReplicaMismatchError(TrainingError):
 
 
 class CollectiveError(TrainingError):
-    """A rank was lost or late while others waited for it in a collective."""
+    """A rank was lost or late while other ranks waited for it in a collective."""
 
 
 class RankLost(TrainingError):
-    """A rank was killed by a signal or does not answer. `who` says which and how, the message also what can be done."""
+    """A rank was killed by a signal, or does not answer.
+
+    Args:
+        who: which rank, and how it was lost.
+        remedy: what to do; part of the message only.
+    """
 
     def __init__(self, who: str, remedy: str = "") -> None:
         super().__init__(f"{who}. {remedy}" if remedy else who)
@@ -83,11 +89,11 @@ class RankLost(TrainingError):
 
 
 class EnvError(TrainingError):
-    """An environment failed; the message says which, and in which step."""
+    """An environment failed. The message names the environment and the step."""
 
 
 class EnvRaised(EnvError):
-    """An environment raised an exception; its own traceback follows the sentence `said`."""
+    """An environment raised an exception. The message is the sentence `said`, then the environment's traceback."""
 
     def __init__(self, said: str, trace: str) -> None:
         super().__init__(said, trace)
@@ -99,26 +105,28 @@ class EnvRaised(EnvError):
 
 
 class EnvOutputError(EnvError):
-    """An environment returned what its space does not describe, or what nothing can be learned from."""
+    """An environment returned a value outside its space, or a reward that is not a number."""
 
 
 class EnvStateError(EnvError):
-    """An environment that cannot hand over its state."""
+    """An environment cannot save or restore its state."""
 
 
 class EnvWorkerLost(EnvError):
-    """A process that steps an environment died or hangs."""
+    """A process that steps environments ended or hangs."""
 
 
 class ClusterError(TrainingError):
-    """SLURM is not installed, not running, does not answer, or refused."""
+    """SLURM is not installed, does not run, does not answer, or refused."""
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal asked the run to stop, or its time was over; `remedy` says how to go on.
+    """A signal or the end of run.max_minutes stopped the run. Like Ctrl-C, `except Exception` does not catch it.
 
-    number: of the signal; 0 where run.max_minutes were over. requeue: the exit code that says to start the command
-    again; None where it is to say which signal it was. Like Ctrl-C, no handler of errors catches it.
+    Args:
+        number: the number of the signal; 0 for run.max_minutes.
+        remedy: how to resume the run.
+        requeue: the exit code that asks a scheduler to start the command again; None for 128 + number.
     """
 
     def __init__(self, number: int = signal.SIGINT, remedy: str = "", requeue: int | None = None) -> None:
@@ -147,16 +155,16 @@ def near(word: str, words: "list[str] | tuple[str, ...]") -> str:
 # -- Tracebacks in a sentence, with the frames of a user's own code only.
 
 _OURS = Path(__file__).resolve().parent
-_OF_OTHERS = ("gymnasium", "torch", "hydra", "omegaconf", "numpy", "multiprocessing", "importlib")
-# Tasks and spaces in the midst of machinery: what fails there is the task's own.
+_LIBRARIES = ("gymnasium", "torch", "hydra", "omegaconf", "numpy", "multiprocessing", "importlib")
+# Tasks and spaces inside these packages: an error there is the task's own.
 _TASKS = (_OURS / "envs" / "tasks" / "synthetic.py",)
 _TASKS_OF_GYMNASIUM = ("envs", "spaces")
 
 
 def own_traceback(error: BaseException) -> str:
-    """Return the traceback of `error` and of its causes, with a user's own frames alone; ends without newline."""
-    told = traceback.TracebackException.from_exception(error)
-    part: traceback.TracebackException | None = told
+    """Return the traceback of `error` and its causes, with the frames of the user's own code only."""
+    whole = traceback.TracebackException.from_exception(error)
+    part: traceback.TracebackException | None = whole
     seen: set[int] = set()
     while part is not None and id(part) not in seen:
         seen.add(id(part))
@@ -165,45 +173,45 @@ def own_traceback(error: BaseException) -> str:
         if not own:
             part.stack = None  # type: ignore[assignment]  # else a heading with nothing under it
         part = part.__cause__ or (None if part.__suppress_context__ else part.__context__)
-    return "".join(told.format()).rstrip()
+    return "".join(whole.format()).rstrip()
 
 
 def in_one_line(error: BaseException) -> str:
-    """Return class, message and place of `error` for a sentence: `KeyError: 'x', in step (/my/envs.py:12)`."""
-    said = " ".join(str(error).split())
-    return (f"{type(error).__name__}: {said}" if said else type(error).__name__) + place_of(error)
+    """Return class, message and place of an error for a sentence: `KeyError: 'x', in step (/my/envs.py:12)`."""
+    message = " ".join(str(error).split())
+    return (f"{type(error).__name__}: {message}" if message else type(error).__name__) + place_of(error)
 
 
 def place_of(error: BaseException) -> str:
-    """Return where in a user's own code an error was raised, as `, in step (/my/envs.py:12)`, "" if it was not there.
+    """Return the place in the user's own code where an error was raised, as `, in step (/my/envs.py:12)`.
 
-    Callers follow the innermost place, up to three frames.
+    Up to three frames, the innermost first; "" if the user's code is not in the traceback.
     """
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename)]
     places = [f"{frame.name} ({frame.filename}:{frame.lineno})" for frame in reversed(frames)][:3]
     return f", in {', called by '.join(places)}" if places else ""
 
 
-# What C++ puts around a sentence: its place in torch's sources before, its stack behind.
+# In an error of C++: the place in torch's sources in front of the sentence, and the condition that did not hold.
 _PLACE = re.compile(r"^\[(enforce fail at )?[^\]\s]*:\d+\] ")
 _CONDITION = re.compile(r"^.*?\. (?=\S)")
 
 
 def first_sentence(error: BaseException) -> str:
-    """Return what an error of torch's C++ says in one line, without conditions, places and frames of its sources."""
+    """Return the sentence in an error of torch's C++, without conditions, places in its sources and stack."""
     text = str(error)
     for begin in ("Exception raised from", "frame #", "C++ CapturedTraceback"):
         text = text.partition(begin)[0]
-    said = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
-    if found := _PLACE.match(said):
-        said = said[found.end() :]
-        if found[1]:  # the condition that did not hold comes before what it means
-            said = _CONDITION.sub("", said, count=1)
-    return said.strip().rstrip(".")
+    sentence = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+    if found := _PLACE.match(sentence):
+        sentence = sentence[found.end() :]
+        if found[1]:  # the condition stands in front of its meaning
+            sentence = _CONDITION.sub("", sentence, count=1)
+    return sentence.strip().rstrip(".")
 
 
 def is_of_torch_distributed(error: BaseException) -> bool:
-    """Return whether torch.distributed raised an error: the network's fault, whose frames tell a user nothing."""
+    """Return whether torch.distributed raised an error: a fault of the network, without frames that help a user."""
     frames = traceback.extract_tb(error.__traceback__)
     is_inside = bool(frames) and "/torch/distributed/" in Path(frames[-1].filename).as_posix()
     is_known = type(error).__module__ == "torch.distributed" or "gloo" in str(error).partition("\n")[0]
@@ -211,12 +219,13 @@ def is_of_torch_distributed(error: BaseException) -> bool:
 
 
 def _is_own(filename: str) -> bool:
+    """Return whether a file is the user's: not ddppo's, nor of the libraries through which errors pass."""
     if filename.startswith("<"):  # frozen importlib, generated code
         return False
     path = Path(filename)
     if path.is_relative_to(_OURS):
         return path in _TASKS
-    for name in _OF_OTHERS:
+    for name in _LIBRARIES:
         module = sys.modules.get(name)
         if module is None or not module.__file__ or not path.is_relative_to(Path(module.__file__).parent):
             continue

@@ -1,7 +1,7 @@
-"""Files that are whole at every moment: the old one, the new one, or none; never a part, whatever ends the process.
+"""Files that are whole at every moment: the old one, the new one, or none, even if the process is killed.
 
-Everything here raises StorageError where the operating system refuses, with the path and its reason, and then leaves
-no temporary file behind. What kill -9 leaves is removed by `remove_leftovers`.
+If the operating system refuses, functions here raise StorageError with the path and the reason, and leave no temporary
+file. `remove_leftovers` removes those of processes that were killed.
 """
 
 import errno
@@ -17,17 +17,17 @@ from typing import IO, Any
 from ddppo.errors import StorageError
 from ddppo.terminal import warn_once
 
-_NOT_THERE = (
+_NO_SUCH_CALL = (
     errno.EINVAL,
     errno.ENOTSUP,
     errno.ENOSYS,
-)  # what a file system says of calls that it does not have
-_PLAIN = (type(None), bool, int, float, str)  # not what is derived of them, as NumPy's numbers are
+)  # errors of calls that a file system does not have
+_PLAIN = (type(None), bool, int, float, str)  # exactly these types: NumPy's numbers derive from some of them
 
 
 @contextmanager
 def stored(path: Path) -> Iterator[None]:
-    """Turn an OSError of the block, which writes `path`, into a StorageError that names it."""
+    """Turn an OSError in the block, which writes `path`, into a StorageError that names the path."""
     try:
         yield
     except OSError as e:
@@ -36,7 +36,7 @@ def stored(path: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """Give a temporary file beside `path` that takes its place, synced, if the block succeeds."""
+    """Yield a temporary file beside `path`. If the block succeeds, sync it and rename it to `path`."""
     temporary = path.with_name(f".{os.getpid()}.tmp")
     with stored(path):
         try:
@@ -46,7 +46,9 @@ def replacing(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
                 _sync(file, path)
             os.replace(temporary, path)
         except BaseException:
-            with suppress(OSError):  # a read-only disk; what it holds is hidden, and goes at the next start
+            with suppress(
+                OSError
+            ):  # the disk is read-only; the file is hidden, and removed at the next start
                 temporary.unlink(missing_ok=True)
             raise
 
@@ -55,7 +57,7 @@ def _sync(file: IO[Any], path: Path) -> None:
     try:
         os.fsync(file.fileno())
     except OSError as e:
-        if e.errno not in _NOT_THERE:
+        if e.errno not in _NO_SUCH_CALL:
             raise
         warn_once(
             f"{path.parent}: the file system cannot say when a file is on its disk (fsync: {e.strerror}): a power "
@@ -64,13 +66,13 @@ def _sync(file: IO[Any], path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` as the whole of `path`."""
+    """Write a text file that is whole at every moment."""
     with replacing(path) as file:
         file.write(text)
 
 
 def is_plain(value: Any) -> bool:
-    """Return whether JSON, and a checkpoint, hand `value` back as it is: None, numbers, str, lists, dicts by str."""
+    """Return whether JSON and checkpoints return `value` unchanged: None, numbers, str, lists, dicts with str keys."""
     if type(value) is dict:
         return all(type(key) is str for key in value) and all(map(is_plain, value.values()))
     return all(map(is_plain, value)) if type(value) is list else type(value) in _PLAIN
@@ -97,7 +99,7 @@ def jsonable(value: Any) -> Any:
 def move_aside(path: Path, *, label: str = "") -> Path | None:
     """Rename a file or folder to the first free name `<stem><label>.<number><suffix>` beside it; return that name.
 
-    None where there is nothing to move.
+    Returns None if the path does not exist.
     """
     if not path.exists():
         return None
@@ -106,32 +108,32 @@ def move_aside(path: Path, *, label: str = "") -> Path | None:
         try:
             path.rename(kept)
         except OSError as e:
-            if e.errno != errno.EXDEV:  # a folder of an image's lower layer (overlayfs)
+            if e.errno != errno.EXDEV:  # overlayfs cannot rename a folder of an image's lower layer
                 raise
             shutil.move(path, kept)
     return kept
 
 
 def keep_copy(path: Path) -> None:
-    """Keep what `path` is now under the first free number beside it, while `path` itself stays."""
+    """Copy a file to the first free name beside it: `<stem>.<number><suffix>`."""
     if path.exists():
         kept = free_name(path)
         try:
             os.link(path, kept)
-        except OSError:  # a file system without links, or one that is full, of which the copy tells
+        except OSError:  # the file system has no links, or is full: then the copy raises
             with replacing(kept, "wb") as file:
                 file.write(path.read_bytes())
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files of processes that were killed; call it only while the folder is held."""
+    """Remove the temporary files of processes that were killed. Call it only while this process holds the folder."""
     with stored(folder):
         for path in folder.glob(".*.tmp"):
             path.unlink(missing_ok=True)
 
 
 def free_name(path: Path, label: str = "") -> Path:
-    """Return the first of `<stem><label>.1<suffix>`, `.2`, ... beside `path` that nothing has."""
+    """Return the first of `<stem><label>.1<suffix>`, `.2`, ... beside `path` that does not exist."""
     number = 1
     while (kept := path.with_name(f"{path.stem}{label}.{number}{path.suffix}")).exists():
         number += 1

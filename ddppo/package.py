@@ -1,4 +1,4 @@
-"""What this package says of itself: its version, where it came from, what its extras need, how to type its commands.
+"""This package in messages: its version, the pip commands of its extras, and its commands as one can type them.
 
 Imports no torch.
 """
@@ -21,7 +21,7 @@ _PROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
 
 
 def versions() -> str:
-    """Return the text of `--version`: ours, torch's and Hydra's."""
+    """Return the text of `--version`: the versions of ddppo, torch and Hydra."""
     return "\n".join(
         [f"ddppo {ddppo.__version__}", f"torch {_installed('torch')}", f"hydra {_installed('hydra-core')}"]
     )
@@ -30,14 +30,14 @@ def versions() -> str:
 def install_command(extra: str) -> str:
     """Return the pip command for the packages of one of our extras.
 
-    It names them themselves: `pip install 'ddppo[...]'` works only where an index has ddppo, and `pip install '.[...]'`
-    only in a checkout.
+    It names the packages: `pip install 'ddppo[...]'` works only if an index has ddppo, and `pip install '.[...]'` only
+    in a checkout.
     """
     return f"{program('pip')} install {' '.join(shlex.quote(each) for each in _requirements(extra))}"
 
 
 def own_install_command() -> str:
-    """Return the pip command that installs this ddppo elsewhere: from the checkout, or what pip had installed."""
+    """Return the pip command that installs this ddppo elsewhere: from the checkout, or from pip's source of it."""
     if _PROJECT.is_file():
         return f"pip install -e {shlex.quote(str(_PROJECT.parent))}"
     origin = ""
@@ -49,25 +49,26 @@ def own_install_command() -> str:
 
 
 def command(module: str, *words: str, folder: Path | None = None) -> str:
-    """Return `python -m <module> <words>` as it can be pasted into a shell, today's or a new one.
+    """Return `python -m <module> <words>` as it can be pasted into this shell or a new one.
 
-    folder: where it is typed, if not in the current one.
+    folder: the folder in which it is typed; None is the current one.
     """
     return " ".join([_interpreter(folder), "-m", module, *map(_quoted, words)])
 
 
 def program(name: str) -> str:
-    """Return how to type a program of this environment: by its name where a shell finds it, else as a module."""
+    """Return how to type a program of this environment: its name if a shell finds it, else `python -m`."""
     return name if _is_ours(name) else f"{_interpreter()} -m {_MODULE_OF.get(name, name)}"
 
 
 def see_current_folder() -> None:
-    """Have a console command (ddppo-train) import modules of the current folder, as `python -m ddppo.train` does.
+    """Let a console command (ddppo-train) import modules of the current folder, as `python -m ddppo.train` does.
 
-    Python puts the folder of the script there instead. With `python -P` or PYTHONSAFEPATH neither sees the folder.
+    Python puts the folder of the script first in sys.path instead. With `python -P` or PYTHONSAFEPATH, neither command
+    imports from the current folder.
     """
     if Path(sys.argv[0]).name.startswith("ddppo-") and not sys.flags.safe_path:
-        with suppress(FileNotFoundError):  # a folder that was removed
+        with suppress(FileNotFoundError):  # the current folder was removed
             if sys.path[:1] != [os.getcwd()]:
                 sys.path.insert(0, os.getcwd())
 
@@ -76,7 +77,7 @@ _MODULE_OF = {"tensorboard": "tensorboard.main"}
 
 
 def _interpreter(folder: Path | None = None) -> str:
-    """Return `python` if that is this interpreter, else its path, from `folder` where it is below."""
+    """Return `python` if that is this interpreter, else its path, relative to `folder` if it is below."""
     if not sys.executable or _is_ours("python"):
         return "python"
     path, here = Path(sys.executable), (folder or Path()).absolute()
@@ -86,9 +87,9 @@ def _interpreter(folder: Path | None = None) -> str:
 
 
 def _is_ours(name: str) -> bool:
-    """Whether a shell that finds `name` finds that of this environment.
+    """Return whether the program that a shell finds by this name is this environment's.
 
-    The folder tells: interpreters of several environments are links to the same file.
+    By its folder: the interpreters of several environments may be links to the same file.
     """
     found = shutil.which(name)
     return found is not None and Path(found).parent.resolve() == Path(sys.executable).parent.resolve()
@@ -107,9 +108,8 @@ def _installed(name: str) -> str:
 
 
 def _requirements(extra: str) -> list[str]:
-    if (
-        _PROJECT.is_file()
-    ):  # a checkout, which need not be installed, or may be at another version than what is
+    # A checkout need not be installed, and another version may be.
+    if _PROJECT.is_file():
         return tomllib.loads(_PROJECT.read_text(encoding="utf-8"))["project"]["optional-dependencies"][extra]
     marked = re.compile(rf"""^(.*?)\s*;\s*extra\s*==\s*['"]{extra}['"]$""")
     found = [match[1] for match in map(marked.match, requires("ddppo") or []) if match]

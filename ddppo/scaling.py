@@ -1,4 +1,7 @@
-"""The batch as a function of the number of workers W: pure arithmetic, no torch."""
+"""The sizes of an iteration as a function of the number of ranks W. Pure arithmetic, no torch.
+
+Strong scaling keeps the global batch: more ranks have fewer environments each. Weak scaling keeps the batch of a rank.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -7,29 +10,29 @@ from ddppo.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class BatchShape:
-    """Sizes of one iteration: N = num_envs and T = rollout_steps over all W = world_size ranks.
+    """The sizes of one iteration. Names without `local_` count over all ranks.
 
-    B = N * T samples are collected per iteration and split into num_minibatches nearly equal parts. num_stepping is how
-    many ranks step environments, all of them if 0. env_shares: the environments of each of these, where not all have as
-    many. batch_envs: from how many rollouts of one environment an iteration learns, where these are not one of each.
-    num_shards: V, equal shards of the environments that are computed one by one, V / W on each rank; 0 where a rank
-    computes all of its environments at once.
+    B = N * T samples are collected per iteration, and split into M nearly equal minibatches.
     """
 
-    num_envs: int
-    rollout_steps: int
-    world_size: int
-    num_minibatches: int
-    num_epochs: int
-    learning_rate_scale: float = 1.0
-    num_stepping: int = 0
-    env_shares: tuple[int, ...] = ()
-    batch_envs: int = 0
-    num_shards: int = 0
+    num_envs: int  # N, environments
+    rollout_steps: int  # T, steps per environment and iteration
+    world_size: int  # W, ranks
+    num_minibatches: int  # M, per epoch
+    num_epochs: int  # K, passes over the batch
+    learning_rate_scale: float = 1.0  # factor of the step sizes, by weak scaling
+    num_stepping: int = 0  # ranks that step environments; 0: all ranks
+    env_shares: tuple[int, ...] = ()  # environments of each stepping rank, in global order; (): equal shares
+    batch_envs: int = (
+        0  # async_actors: rollouts of one environment that an update learns from; 0: one of each
+    )
+    num_shards: int = (
+        0  # V, equal shards of the environments, computed one by one; 0: a rank's environments at once
+    )
 
     @property
     def local_num_envs(self) -> int:
-        """E, environments of one rank that steps some; the most of any where shares are unequal."""
+        """E, environments of one stepping rank; the largest share if shares are unequal."""
         if self.env_shares:
             return max(self.env_shares)
         return self.num_envs // (self.num_stepping or self.world_size)
@@ -54,14 +57,14 @@ class BatchShape:
         return -(-self.batch_size // self.num_minibatches)
 
     def env_indices(self, place: int) -> range:
-        """Global indices of the environments of the rank at `place` among those that step."""
+        """Return the global indices of the environments of a rank, by its place among the stepping ranks."""
         if self.env_shares:
             first = sum(self.env_shares[:place])
             return range(first, first + self.env_shares[place])
         return range(place * self.local_num_envs, (place + 1) * self.local_num_envs)
 
     def over(self, num_ranks: int) -> "BatchShape":
-        """Return the same batch in equal shares of so many ranks."""
+        """Return the same batch in equal shares over `num_ranks` ranks."""
         num_envs = self.batch_envs or self.num_envs
         return replace(
             self, num_envs=num_envs, world_size=num_ranks, num_stepping=0, batch_envs=0, env_shares=()
@@ -75,10 +78,10 @@ def _divisors(n: int) -> str:
 def strong(
     *, num_envs: int, rollout_steps: int, world_size: int, num_minibatches: int, num_epochs: int
 ) -> BatchShape:
-    """Keep the global batch B = num_envs * rollout_steps whatever W is.
+    """Keep the global batch B = num_envs * rollout_steps for every W.
 
-    Environments are divided among ranks; once a rank is down to one environment, num_envs grows to W and
-    rollout_steps shrinks to B / W. Raises ConfigError where no exact division exists.
+    The environments are divided among the ranks. If there are more ranks than environments, each rank has one, so
+    num_envs grows to W, and rollout_steps shrinks to B / W. Raises ConfigError if no exact division exists.
     """
     check_division(num_envs, rollout_steps, world_size, f"dist.world_size={world_size}")
     if world_size <= num_envs:
@@ -87,20 +90,20 @@ def strong(
     return BatchShape(world_size, batch // world_size, world_size, num_minibatches, num_epochs)
 
 
-def check_division(num_envs: int, rollout_steps: int, num_ranks: int, said: str) -> None:
-    """Raise ConfigError where strong scaling cannot divide the batch among so many ranks; `said` begins the message."""
+def check_division(num_envs: int, rollout_steps: int, num_ranks: int, subject: str) -> None:
+    """Raise ConfigError if strong scaling cannot divide the batch among `num_ranks`. subject: begins the message."""
     if num_ranks <= num_envs:
         if num_envs % num_ranks:
             raise ConfigError(
-                f"{said} does not divide env.num_envs={num_envs}: use one of {_divisors(num_envs)}, or set "
+                f"{subject} does not divide env.num_envs={num_envs}: use one of {_divisors(num_envs)}, or set "
                 f"env.num_envs to a multiple of {num_ranks}"
             )
         return
     batch = num_envs * rollout_steps
     if batch % num_ranks:
         raise ConfigError(
-            f"{said} does not divide the batch env.num_envs={num_envs} * ppo.rollout_steps={rollout_steps} = {batch}, "
-            "which scaling=strong keeps: change either to make the batch a multiple of "
+            f"{subject} does not divide the batch env.num_envs={num_envs} * ppo.rollout_steps={rollout_steps} = "
+            f"{batch}, which scaling=strong keeps: change either to make the batch a multiple of "
             f"{num_ranks}, or use scaling=weak"
         )
 
@@ -114,7 +117,7 @@ def weak(
     num_epochs: int,
     learning_rate_rule: str,
 ) -> BatchShape:
-    """Keep the batch of one rank: num_envs environments each, so B grows with W.
+    """Keep the batch of one rank: each has num_envs environments, so B grows with W.
 
     `learning_rate_rule` scales the learning rate with the batch: "none" by 1, "linear" by W (Goyal et al. 2017,
     arXiv:1706.02677), "sqrt" by sqrt(W) (Krizhevsky 2014, arXiv:1404.5997).

@@ -1,8 +1,8 @@
-"""Random streams derived from (seed, purpose, indices): none mentions the rank.
+"""Random streams, derived from (seed, purpose, indices) and never from the rank.
 
-So which rank steps an environment, or how many ranks there are, changes no random number.
-Streams are counter-based (Philox 4x64, Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"):
-the purpose picks the key, the indices pick the counter's high words, so streams never overlap.
+So random numbers do not depend on which rank steps an environment, nor on the number of ranks. Streams are
+counter-based (Philox 4x64, Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): the purpose sets the
+key, the indices set the counter's high words, so streams never overlap.
 """
 
 import ctypes
@@ -46,10 +46,9 @@ def derived_seed(seed: int, purpose: str, a: int = 0, b: int = 0) -> int:
 def action_noise(
     seed: int, iteration: int, env_indices: range, rollout_steps: int, num_noise: int, *, normal: bool
 ) -> np.ndarray:
-    """Return the noise `[T, E, num_noise]` that turns action distributions into actions.
+    """Return the noise `[T, E, num_noise]` that turns action distributions into actions, as float64.
 
-    Environment i at iteration k reads stream (seed, "action", k, i), whoever steps it.
-    Uniform on [0, 1), or standard normal; float64.
+    Uniform on [0, 1), or standard normal. Environment i at iteration k reads stream (seed, "action", i, k) on any rank.
     """
     noise = np.empty((rollout_steps, len(env_indices), num_noise))
     if num_noise == 1 and not normal and env_indices.step == 1 and (native := loaded()) is not None:

@@ -1,7 +1,7 @@
-"""What observations and actions are: all that environments and models need to know of one another.
+"""Specs of observations and actions: all that environments and models need to know about one another.
 
-Observations are one array, or a dict of arrays by name where the task observes several; so are their specs, and
-whatever is made of them. `leaves`, `each` and `zipped` treat both alike.
+An observation is one array, or a dict of arrays by name. So are its spec and everything computed from it. `leaves`,
+`each` and `zipped` accept both forms.
 """
 
 import math
@@ -12,16 +12,20 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ActionSpec:
-    """What an action is. `sizes` holds the number of choices per component, bits or dimensions:
+    """The spec of an action.
 
-    discrete: (n,); multi_discrete: (n_1, ..., n_k); multi_binary: (num_bits,); box: (num_dims,), flattened;
-    text: (max_length,), characters. low, high: bounds of every dimension of a box if all are finite, else ().
+    kind and sizes:
+        discrete: (n,) choices.
+        multi_discrete: (n_1, ..., n_k) choices of each component.
+        multi_binary: (num_bits,).
+        box: (num_dims,), flattened.
+        text: (max_length,) characters.
     """
 
     kind: str
     sizes: tuple[int, ...]
-    low: tuple[float, ...] = ()
-    high: tuple[float, ...] = ()
+    low: tuple[float, ...] = ()  # box: the lower bound of each dimension; () if one is infinite
+    high: tuple[float, ...] = ()  # box: the upper bounds, likewise
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -33,17 +37,15 @@ class ActionSpec:
 
 @dataclass(frozen=True, slots=True)
 class ArraySpec:
-    """One array of an observation. dtype is uint8 (pixels, 0 to 255), float32 or float64, as environments hand it over.
+    """One array of an observation, or a text. Pixels stay uint8 until the model; others have its dtype before."""
 
-    Or it is text, a string of shape[0] characters at most, which is in no array.
-
-    Pixels stay uint8 until the model; all else reaches it in the type that it computes in. high: the largest number in
-    an array of whole ones, where its space says so; None for pixels and others.
-    """
-
-    shape: tuple[int, ...]
-    dtype: str = "float32"
-    high: int | None = None
+    shape: tuple[int, ...]  # of a text: (most characters,)
+    dtype: str = (
+        "float32"  # uint8 (pixels, 0 to 255), float32 or float64, as the environment returns it; or text
+    )
+    high: int | None = (
+        None  # the largest value in an array of integers, if its space has one; None for pixels
+    )
 
     @property
     def size(self) -> int:
@@ -56,27 +58,26 @@ class ArraySpec:
 
 @dataclass(frozen=True, slots=True)
 class EnvSpec:
-    """Shapes of a task.
+    """The spec of a task: its observations and actions, and the features that ranks and models must know."""
 
-    obs: one array, or where the task observes a Dict or Tuple, its arrays by their paths, e.g. "image", "cards.0".
-    mask_size is the length of an action mask (sum of choices over components), or None where the task has none.
-    journal: the import path of who keeps a record of what its environments publish, None where they publish nothing.
-    tokens: the import path of the tokenizer of a task of text, None where it has none of its own.
-    tasks: the tier of each task that options={"task": name} of a reset may name; None where there are none.
-    one_a_process: whether a process can hold one environment only. forked_from: a module that processes of environments
-    find imported. saved_by: how its environments are saved (ddppo.envs.saving), None where that shows later.
-    spaces: the task's own, in plain values (ddppo.envs.meaning); None where nobody here knows them.
-    """
-
+    # One array; or for a Dict or Tuple space its arrays by path, e.g. "image", "cards.0".
     obs: ArraySpec | dict[str, ArraySpec]
     action: ActionSpec
+    # Length of an action mask, the sum of choices over components; None without masks.
     mask_size: int | None = None
+    # Import path of the class that records the messages of environments; None if they send none.
     journal: str | None = None
+    # Import path of a text task's own tokenizer.
     tokens: str | None = None
+    # The tier of each task that options={"task": name} of a reset may name; None without such tasks.
     tasks: dict[str, str] | None = None
+    # Whether a process can hold only one environment.
     one_a_process: bool = False
+    # A module that is imported before processes of environments are forked.
     forked_from: str | None = None
+    # How environments are saved (ddppo.envs.saving); None if it is not known yet.
     saved_by: str | None = field(default=None, compare=False)
+    # The task's own spaces in plain values (ddppo.envs.meaning); None if they are unknown here.
     spaces: dict[str, Any] | None = field(default=None, compare=False)
 
     @property
@@ -85,24 +86,24 @@ class EnvSpec:
 
     @property
     def obs_size(self) -> int:
-        """How many numbers an observation holds."""
+        """The number of values in an observation."""
         return sum(leaf.size for leaf in leaves(self.obs))
 
 
 def leaves(obs: Any) -> list[Any]:
-    """Return the arrays, or whatever stands for each, in the order of the spec."""
+    """Return the arrays of an observation, or the objects in their place, in the order of the spec."""
     return list(obs.values()) if isinstance(obs, dict) else [obs]
 
 
 def each(function: Callable[..., Any], obs: Any, *others: Any) -> Any:
-    """Return function(x, ...) of every array, in the form of `obs`; `others` have its form too."""
+    """Return function(x, ...) for every array, in the form of `obs`. `others` have the same form."""
     if isinstance(obs, dict):
         return {key: function(x, *(other[key] for other in others)) for key, x in obs.items()}
     return function(obs, *others)
 
 
 def zipped(sequences: Any) -> list[Any]:
-    """Turn a sequence of arrays by name into a list of dicts; one sequence by itself into a list."""
+    """Turn a dict of sequences into a list of dicts, and a single sequence into a list."""
     if isinstance(sequences, dict):
         return [dict(zip(sequences, row, strict=True)) for row in zip(*sequences.values(), strict=True)]
     return list(sequences)

@@ -7,15 +7,15 @@ import numpy as np
 
 CONFIDENCE = 0.95
 LEAST_SEEDS = (
-    3  # of an interval: with two, Student's t reaches 9 standard deviations far, and two dots say more
+    3  # for an interval: with two seeds, Student's t gives 9 standard deviations, and two dots say more
 )
-_RESAMPLES, _SEED = 2000, 20260101  # the seed is any; fixed, so that a report made twice says the same twice
+_RESAMPLES, _SEED = 2000, 20260101  # any seed, but a fixed one: a report made twice is the same
 
 
 def median(values: Sequence[float]) -> float:
     """Return the median; +inf counts as larger than every number. NaN for no values.
 
-    Of an even number it is the mean of the two in the middle, so +inf as soon as one of them is.
+    For an even number of values it is the mean of the middle two, so +inf if one of them is.
     """
     return float(np.median(np.asarray(values, dtype=np.float64))) if len(values) else math.nan
 
@@ -23,8 +23,8 @@ def median(values: Sequence[float]) -> float:
 def iqm(values: Sequence[float]) -> float:
     """Return the interquartile mean: the mean after floor(n/4) values are dropped at either end.
 
-    The same as scipy.stats.trim_mean(values, 0.25), which rliable uses (arXiv:2108.13264). No value counts
-    by a fraction, so fewer than four are not trimmed at all. Takes at least one value.
+    The same as scipy.stats.trim_mean(values, 0.25), which rliable uses (arXiv:2108.13264). No value counts by a
+    fraction, so fewer than four values are not trimmed. Needs at least one value.
     """
     cut = len(values) // 4
     return float(np.mean(np.sort(np.asarray(values, dtype=np.float64))[cut : len(values) - cut]))
@@ -42,7 +42,7 @@ def spread(values: Sequence[float] | np.ndarray) -> dict[str, float]:
 def bootstrap(statistic: Callable[[np.ndarray], np.ndarray], sample: Sequence[float]) -> tuple[float, float]:
     """Return the 95 % percentile-bootstrap interval of `statistic`, which reduces the last axis of `[resamples, n]`.
 
-    It holds the truth in 95 % of cases with many values only: 52 % with two, 75 % with three. NaN with one.
+    It contains the true value in 95 % of cases only with many values: in 52 % with two, 75 % with three. NaN with one.
     Source: Efron and Tibshirani 1993, An Introduction to the Bootstrap, ch. 13.
     """
     n = len(sample)

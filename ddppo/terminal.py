@@ -1,9 +1,9 @@
-"""What a command says never ends it: a closed pipe, a terminal that is gone, a full disk, a narrow encoding.
+"""Printing never ends a command: not a closed pipe, a closed terminal, a full disk or a narrow encoding. And warnings.
 
     with unbroken_streams():
-        print(...)    # of `| head -2`, of a terminal that was closed, under PYTHONIOENCODING=ascii
+        print(...)    # works with `| head -2`, after the terminal was closed, with PYTHONIOENCODING=ascii
 
-Imports nothing heavy: every door and every rank begins with it.
+Imports nothing heavy: every command and every rank begins with it.
 """
 
 import ctypes
@@ -16,12 +16,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any
 
-# What a listener leaves behind by leaving: nothing to tell anyone about.
-_NOBODY_LISTENS = (errno.EPIPE, errno.EIO, errno.EBADF)
+# Errors of a pipe or terminal whose reader has gone: no warning is due.
+_NO_READER = (errno.EPIPE, errno.EIO, errno.EBADF)
 
 
 class _Unbroken:
-    """A text stream that swallows what cannot be written, and is a hole from then on."""
+    """A text stream that never fails: after the first write that fails, it discards all text."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream or io.StringIO()
@@ -52,25 +52,26 @@ class _Unbroken:
             self._break(e)
 
     def close(self) -> None:
-        """Only flush: a task may close it, and it is the whole process's."""
+        """Only flush: a task may call this, and the whole process prints here."""
         self.flush()
 
     def _break(self, error: OSError | ValueError) -> None:
         self._broken = True
-        with suppress(OSError, ValueError, AttributeError):  # else the interpreter would try again at its end
+        with suppress(
+            OSError, ValueError, AttributeError
+        ):  # else the interpreter would write again at its end, and fail
             hole = os.open(os.devnull, os.O_WRONLY)
             os.dup2(hole, self._stream.fileno())
             os.close(hole)
-        if isinstance(error, OSError) and error.errno not in _NOBODY_LISTENS and self is sys.stdout:
+        if isinstance(error, OSError) and error.errno not in _NO_READER and self is sys.stdout:
             warn(f"standard output cannot be written ({error.strerror}); going on without it")
 
 
 @contextmanager
 def unbroken_streams() -> Iterator[None]:
-    """Make sys.stdout and sys.stderr streams to which a write never fails. Inside another such block, nothing changes.
+    """Make sys.stdout and sys.stderr streams that never fail. Inside another such block, nothing changes.
 
-    Characters that the encoding lacks are written as question marks. A stream that is closed or not there becomes a
-    hole.
+    Characters that the encoding lacks become question marks. A closed or missing stream discards its text.
     """
     _fill_standard_descriptors()
     before = sys.stdout, sys.stderr
@@ -89,9 +90,9 @@ def unbroken_streams() -> Iterator[None]:
 
 @contextmanager
 def printed_to_stderr() -> Iterator[None]:
-    """Have all that is printed inside the block go to stderr, for what follows it is to stand alone on stdout.
+    """Send everything printed inside the block to stderr, so that only the command's own result is on stdout.
 
-    That is what a task prints, its libraries in C and the programs that it starts.
+    This includes the output of a task's libraries in C, and of programs that it starts.
     """
     streams = {id(stream): stream for stream in (sys.stdout, sys.__stdout__) if stream is not None}
     _flush(streams.values())
@@ -102,7 +103,7 @@ def printed_to_stderr() -> Iterator[None]:
             yield
     finally:
         _flush(streams.values())
-        ctypes.CDLL(None).fflush(None)  # what C's printf keeps
+        ctypes.CDLL(None).fflush(None)  # the buffer of C's printf
         os.dup2(stdout, 1)
         os.close(stdout)
 
@@ -114,9 +115,9 @@ def _flush(streams: Iterable[Any]) -> None:
 
 
 def _fill_standard_descriptors() -> None:
-    """Open the null device for each of 0, 1 and 2 that is closed: else the next file or socket opened gets its number.
+    """Open the null device for each of 0, 1 and 2 that is closed.
 
-    What processes inherit as their output would be that.
+    Otherwise the next file or socket would get that number, and child processes would print into it.
     """
     with suppress(OSError):
         while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
@@ -125,23 +126,23 @@ def _fill_standard_descriptors() -> None:
 
 
 def warn(text: str) -> None:
-    """Say on stderr what is not as it should be but ends nothing."""
+    """Print a warning on stderr."""
     print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 def warn_once(text: str) -> None:
-    """Warn unless a process of this run has: of what each of its ranks, pools and evaluations meets alike."""
+    """Print a warning that every rank, pool and evaluation of a run would print alike, once a run."""
     if is_first(text):
         warn(text)
 
 
 def is_first(what: str) -> bool:
-    """Return whether no process of this run has said `what` yet, and this is the one that says it: rank 0's."""
-    said = os.environ.get("DDPPO_WARNED", "").split()
+    """Return whether this is rank 0's first call with `what`. Processes that it starts later count it as made."""
+    before = os.environ.get("DDPPO_WARNED", "").split()
     mark = f"{zlib.crc32(what.encode()):08x}"
-    if mark in said or os.environ.get("RANK", "0") != "0":
+    if mark in before or os.environ.get("RANK", "0") != "0":
         return False
-    os.environ["DDPPO_WARNED"] = " ".join([*said, mark])
+    os.environ["DDPPO_WARNED"] = " ".join([*before, mark])
     return True
 
 
