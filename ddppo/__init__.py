@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 __all__ = ["load_policy"]
 __version__ = "0.1.0"
 
-# For users' programs: its module imports torch. `train` and `evaluate` are functions of ddppo.api, and commands here.
+# `ddppo.load_policy` for users' programs. Its module imports torch, so it is imported when it is used.
 _FROM = {"load_policy": "ddppo.policies.acting"}
-_COMMANDS = ("evaluate", "train")
+_COMMANDS = ("evaluate", "train")  # modules here, functions of the same names in ddppo.api
 
 
 class _Command(ModuleType):
-    """The module of a command, which says where the function of its name is."""
+    """The module of a command. If it is called like a function, it names the function to call."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         name = self.__name__.rpartition(".")[2]
         raise TypeError(f"{self.__name__} is the command's module, no function: from ddppo.api import {name}")
 
 
-# While the command imports, Ctrl-C ends it without a traceback; its main() makes it an exception again.
+# While ddppo.train imports its modules, Ctrl-C ends it without a traceback. Its main() makes Ctrl-C an exception again.
 _is_train = sys.orig_argv[1:3] == ["-m", "ddppo.train"] or os.path.basename(sys.argv[0]) == "ddppo-train"
 if _is_train and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)

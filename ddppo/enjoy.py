@@ -1,4 +1,4 @@
-"""The door `python -m ddppo.enjoy`: show a trained policy in a window, or in a file of pictures."""
+"""The command `python -m ddppo.enjoy`: show a trained policy in a window, or write its pictures into a file."""
 
 import sys
 from collections.abc import Iterable
@@ -31,7 +31,7 @@ class EnjoyConfig:
     deterministic: bool = setting(True, "true takes the likeliest actions, false draws them")
     fps: float | None = setting(None, "pictures a second; null is the task's own", low=0.1, high=1000)
     other_spaces: bool = setting(
-        False, "play though the task's observations or actions are not what the policy was trained on"
+        False, "play though the task has other observations or actions than the policy was trained on"
     )
 
 
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def enjoy(options: EnjoyConfig) -> None:
-    """Show the episodes and print a line for each. Raises ConfigError where there is nothing to see."""
+    """Show the episodes and print a line for each. Raises ConfigError if the task has no pictures."""
     out = None if options.out is None else Path(options.out)
     asked = f"out={out}"
 

@@ -1,4 +1,7 @@
-"""The door `python -m ddppo.evaluate`: play trained policies, by their modes or drawn actions, and report scores."""
+"""The command `python -m ddppo.evaluate`: play trained policies, and report their scores.
+
+`main` prints, `evaluate` returns the text (for ddppo.api), and both call `_evaluated`.
+"""
 
 import json
 import math
@@ -31,7 +34,7 @@ python -m ddppo.evaluate outputs/cartpole/* seeds=[0,1] out=scores.json"""
 class EvaluateConfig:
     run: str = setting(MISSING, "the run folder")
     others: list[str] = setting(
-        meaning="further run folders: words by themselves, or run=[a,b]", factory=list
+        meaning="further run folders: words without a name, or run=[a,b]", factory=list
     )
     checkpoint: str = setting("last", "last, best, or the path of a checkpoint file")
     episodes: int = setting(
@@ -48,54 +51,53 @@ class EvaluateConfig:
     out: str | None = setting(None, "file that also receives the JSON object")
     device: str = setting("cpu", "where the policy runs", choices=("auto", "cpu", "cuda"))
     other_spaces: bool = setting(
-        False, "play though the task's observations or actions are not what the policy was trained on"
+        False, "play though the task has other observations or actions than the policy was trained on"
     )
 
 
 @door()
 def main() -> None:
-    """Run the command line; exit code 0, 1 (the evaluation failed), 2 (a mistake in the command) or 5.
+    """Run the command line.
 
-    5: the scores are printed, and the video, or the file that `out` names, failed.
+    Exit codes: 0; 1 the evaluation failed; 2 a mistake in the command; 5 the scores are printed, but the video or the
+    file `out` failed.
     """
     options = parse(EvaluateConfig, sys.argv[1:], path="run", more="others", usage=_USAGE)
     with printed_to_stderr() if options.json else nullcontext():  # a task may print
-        said = _evaluated(options)
-    print(said.text, flush=True)
+        report = _evaluated(options)
+    print(report.text, flush=True)
     if options.json and is_program("ddppo.evaluate"):
-        os.dup2(2, 1)  # for what it prints as this process ends
-    if said.is_interrupted:
+        os.dup2(2, 1)  # a task may also print while this process ends
+    if report.is_interrupted:
         raise KeyboardInterrupt
-    if said.failed:
-        raise AfterTrainingError("; ".join(said.failed))
+    if report.failed:
+        raise AfterTrainingError("; ".join(report.failed))
 
 
 def evaluate(options: EvaluateConfig) -> str:
-    """Play the episodes and return what to print. Raises ConfigError for a folder or checkpoint that is none."""
-    said = _evaluated(options)
-    if said.is_interrupted:
+    """Play the episodes and return the text of their scores. Raises ConfigError for a wrong folder or checkpoint."""
+    report = _evaluated(options)
+    if report.is_interrupted:
         raise KeyboardInterrupt
-    for each in said.failed:
+    for each in report.failed:
         warn(each)
-    return said.text
+    return report.text
 
 
-class _Said(NamedTuple):
-    """What to print; failed: what went wrong once there were scores."""
-
-    text: str
-    failed: list[str]
-    is_interrupted: bool
+class _Report(NamedTuple):
+    text: str  # the scores, as text or JSON
+    failed: list[str]  # steps that failed after there were scores, as sentences
+    is_interrupted: bool  # by Ctrl-C: the scores are those until then
 
 
-def _evaluated(options: EvaluateConfig) -> _Said:
+def _evaluated(options: EvaluateConfig) -> _Report:
     folders = _check(options)
 
     from ddppo.loop.evaluation import evaluator_of
     from ddppo.policies.loading import refuse_text, trained
     from ddppo.policies.scores import by_task, evaluated
 
-    # All are read before any is played: a mistake in the last costs no minutes.
+    # 1. Read all runs before the first is played: a mistake in the last one costs no minutes.
     found = [
         trained(folder, options.checkpoint, options.device, other_spaces=options.other_spaces)
         for folder in folders
@@ -105,6 +107,7 @@ def _evaluated(options: EvaluateConfig) -> _Said:
             _check_video(each, options)
         if not options.deterministic:
             refuse_text(each, "deterministic=false")
+    # 2. Play. With several runs, one that fails does not cost the scores of the others.
     results: list[dict[str, Any]] = []
     failed: list[str] = []
     is_interrupted = False
@@ -133,6 +136,7 @@ def _evaluated(options: EvaluateConfig) -> _Said:
                 )
     if not results:
         raise KeyboardInterrupt if is_interrupted else TrainingError("; ".join(failed))
+    # 3. Report: one run as it is, several as a table with intervals for each task.
     tasks = by_task(results)
     whole = results[0] if len(found) == 1 else {"runs": results, "tasks": tasks}
     if options.out is not None:
@@ -141,10 +145,10 @@ def _evaluated(options: EvaluateConfig) -> _Said:
         except StorageError as e:
             failed.append(f"the scores stand, but {e}")
     if options.json:
-        return _Said(json.dumps(jsonable(whole)), failed, is_interrupted)
+        return _Report(json.dumps(jsonable(whole)), failed, is_interrupted)
     if len(found) == 1:
-        return _Said(_text(results[0], evaluator_of(found[0].spec).unit), failed, is_interrupted)
-    return _Said(_table(results, tasks), failed, is_interrupted)
+        return _Report(_text(results[0], evaluator_of(found[0].spec).unit), failed, is_interrupted)
+    return _Report(_table(results, tasks), failed, is_interrupted)
 
 
 def _check(options: EvaluateConfig) -> list[Path]:
@@ -174,7 +178,7 @@ def _check(options: EvaluateConfig) -> list[Path]:
 
 
 def _check_video(each: "Trained", options: EvaluateConfig) -> None:
-    """Raise ConfigError or TrainingError where a video would fail, before an episode is played for the scores."""
+    """Raise ConfigError or TrainingError if a video would fail, before the episodes for the scores are played."""
     from ddppo.policies.acting import LoadedPolicy
     from ddppo.policies.loading import refuse_text
     from ddppo.policies.pictures import check_pictures
@@ -186,18 +190,18 @@ def _check_video(each: "Trained", options: EvaluateConfig) -> None:
 
 
 def _recorded(each: "Trained", seed: int, options: EvaluateConfig) -> dict[str, Any]:
-    """Record episode 0 and return its file and its return, or why there is none: the scores are worth more."""
+    """Record episode 0; return its file and its return, or why it failed. A failed video must not cost the scores."""
     from ddppo.policies.acting import LoadedPolicy
     from ddppo.policies.playing import record
     from ddppo.seeding import derived_seed
 
-    policy = LoadedPolicy(each, derived_seed(seed, "eval", 0))  # whose drawn actions are those of evaluation
+    policy = LoadedPolicy(each, derived_seed(seed, "eval", 0))  # draws the same actions as the evaluation
     try:
         path = _video_path(each, options)
         (episode,) = record(
             policy, range(1), seed, path, asked="video=true", deterministic=options.deterministic
         )
-    except (Exception, SystemExit) as e:  # of the user's task, or of an encoder: anything
+    except (Exception, SystemExit) as e:  # the user's task and the encoder may raise anything
         why = str(e) if isinstance(e, (ConfigError, TrainingError)) else in_one_line(e)
         return {"video": None, "video_failed": why}
     return {"video_return": episode.episode_return, "video": str(path)}
@@ -208,7 +212,7 @@ def _video_path(each: "Trained", options: EvaluateConfig) -> Path:
 
 
 def _again(each: "Trained", seed: int, options: EvaluateConfig) -> str:
-    """Return the command that records the video alone."""
+    """Return the command that records only the video."""
     words = [
         f"run={each.run_dir}",
         f"checkpoint={options.checkpoint}",
@@ -252,7 +256,7 @@ def _text(r: dict[str, Any], unit: str) -> str:
 
 
 def _table(results: Sequence[dict[str, Any]], tasks: dict[str, dict[str, Any]]) -> str:
-    """Return a line for each run, its interval over episodes, and one for each task, its intervals over runs."""
+    """Return a line for each run, with an interval over episodes, and for each task, with intervals over runs."""
     rows = [("run", "task", "steps", "episodes", "mean", "95 %", "IQM")]
     for r in results:
         numbers = (f"{r['return_mean']:.2f}", _interval(r["return_mean_interval"]), f"{r['return_iqm']:.2f}")

@@ -1,4 +1,4 @@
-"""The door `python -m ddppo.export`: write a trained policy as a file that acts the same without ddppo."""
+"""The command `python -m ddppo.export`: write a trained policy as a file that acts the same without ddppo."""
 
 import sys
 
@@ -11,7 +11,7 @@ python -m ddppo.export outputs/cartpole/<stamp> format=torch out=policy.pt2"""
 
 @door()
 def main() -> None:
-    """Run the command line; exit code 0, 1 (file and policy part, a full disk), or 2 (a mistake in the command)."""
+    """Run the command line; exit code 0, 1 (the file acts differently, or a full disk), or 2 (a mistake)."""
     print(export(parse(ExportConfig, sys.argv[1:], path="run", usage=_USAGE)))
 
 

@@ -1,4 +1,4 @@
-"""The door `python -m ddppo.fragments`: who steps, acts and learns under a topology, and what travels."""
+"""The command `python -m ddppo.fragments`: draw which ranks step, act and learn in a topology, and their messages."""
 
 import sys
 from dataclasses import dataclass
@@ -34,20 +34,20 @@ def main() -> None:
     config = composed(overrides)
     title = f"{config.dist.topology}, W={config.dist.world_size}, {config.env.id}"
     layout = fragments(config)
-    said = {
+    graph = {
         "text": lambda: as_text(layout, f"{title}: {find(config.dist.topology).meaning}"),
         "mermaid": lambda: as_mermaid(layout),
         "svg": lambda: as_svg(layout, title),
     }[options.format]()
     if options.out is None:
-        print(said)
+        print(graph)
         return
     with stored(Path(options.out)):
-        Path(options.out).write_text(said, encoding="utf-8")
+        Path(options.out).write_text(graph, encoding="utf-8")
 
 
 def fragments(config: Config) -> Layout:
-    """Return the layout with the bytes of this task and model. Raises ConfigError where the run could not be."""
+    """Return the layout with the bytes of messages for this task and model. Raises ConfigError for a wrong run."""
     import numpy as np
     import torch
 

@@ -1,4 +1,4 @@
-"""The command `python -m ddppo.new`: a project of a user's own, in the shape of the packages of ddppo.domains."""
+"""The command `python -m ddppo.new`: write a project of your own, shaped like the packages of ddppo.domains."""
 
 import keyword
 import shlex
@@ -21,17 +21,20 @@ _USAGE = """python -m ddppo.new <name> [key=value ...]
 python -m ddppo.new my_project
 python -m ddppo.new my_project folder=../work/my_project"""
 
-# What the templates call the project; their text and paths hold it nowhere else.
-_STANDS_FOR_THE_NAME = "my_project"
-# No index need have ddppo: the README of the project says what installs it, and pyproject.toml asks for its version.
-_STANDS_FOR_DDPPO = {"INSTALL_DDPPO": own_install_command, "ddppo>=0": lambda: f"ddppo>={ddppo.__version__}"}
+# The project's name in the templates' texts and paths.
+_PLACEHOLDER = "my_project"
+# A package index may lack ddppo: the project's README has the command that installs it, and pyproject.toml its version.
+_OTHER_PLACEHOLDERS = {
+    "INSTALL_DDPPO": own_install_command,
+    "ddppo>=0": lambda: f"ddppo>={ddppo.__version__}",
+}
 _TEMPLATES = Path(__file__).resolve().parent / "templates" / "project"
 
 
 @dataclass(slots=True)
 class NewConfig:
-    name: str = setting(MISSING, "the project's name, which its Python package has too")
-    folder: str | None = setting(None, "where it goes, a folder that is not there yet; ./<name> if null")
+    name: str = setting(MISSING, "the name of the project and of its Python package")
+    folder: str | None = setting(None, "the new folder to write it into; null is ./<name>")
 
 
 @door()
@@ -50,22 +53,22 @@ def main() -> None:
 
 
 def make_project(name: str, folder: Path) -> list[Path]:
-    """Write the project into `folder`, which must not be there or be empty, and return the paths of its files.
+    """Write the project into `folder`, which must be new or empty, and return the paths of its files.
 
-    Raises ConfigError for a name that no package can have or that another has, and for a folder that is taken;
-    StorageError where it cannot be written.
+    Raises ConfigError if no package can have the name, if another package has it, or if the folder is not empty;
+    StorageError if it cannot be written.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"folder={folder}: is there already: name one that is not, or an empty one")
+        raise ConfigError(f"folder={folder}: exists already: name a new folder, or an empty one")
     _check_name(name)
     paths = []
     for template in sorted(p for p in _TEMPLATES.rglob("*") if p.is_file() and "__pycache__" not in p.parts):
-        path = folder / str(template.relative_to(_TEMPLATES)).replace(_STANDS_FOR_THE_NAME, name)
+        path = folder / str(template.relative_to(_TEMPLATES)).replace(_PLACEHOLDER, name)
         with stored(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            text = template.read_text(encoding="utf-8").replace(_STANDS_FOR_THE_NAME, name)
-            for word, what in _STANDS_FOR_DDPPO.items():
-                text = text.replace(word, what())
+            text = template.read_text(encoding="utf-8").replace(_PLACEHOLDER, name)
+            for word, value in _OTHER_PLACEHOLDERS.items():
+                text = text.replace(word, value())
             path.write_text(text, encoding="utf-8")
         paths.append(path)
     return paths
@@ -74,15 +77,15 @@ def make_project(name: str, folder: Path) -> list[Path]:
 def _check_name(name: str) -> None:
     if not name.isidentifier() or not name.isascii() or keyword.iskeyword(name) or name != name.lower():
         raise ConfigError(
-            f"name={name}: a Python package is to have it: lower-case letters, digits and underscores, a letter first"
+            f"name={name}: is no name of a Python package: lower-case letters, digits and underscores, a letter first"
         )
-    spec = find_spec(name)  # of a folder without __init__.py it has no origin
+    spec = find_spec(name)  # without an origin, it is a folder without __init__.py, and not a package
     if name in ("tests", "conf") or (spec is not None and spec.origin is not None):
-        raise ConfigError(f"name={name}: something here has that name already, and would be imported instead")
+        raise ConfigError(f"name={name}: another package here has that name, and would be imported instead")
     for group in sorted({path.parent.name for path in _TEMPLATES.glob("*/conf/*/*.yaml")}):
         if name in presets(group):
             raise ConfigError(
-                f"name={name}: ddppo has a preset {group}={name}, which would be taken for the project's own"
+                f"name={name}: ddppo has a preset {group}={name}, and the project's own would have the same name"
             )
 
 

@@ -1,8 +1,8 @@
-"""The command line of the small doors: `key=value` arguments into a dataclass of `ddppo.config.fields.setting` fields.
+"""The command line of all commands but ddppo.train: `key=value` arguments become a dataclass of settings.
 
     options = parse(EvaluateConfig, sys.argv[1:], path="run", usage="python -m ddppo.evaluate run=<run folder> ...")
 
-`ddppo.train` is Hydra's, and reads its own. Imports no torch.
+The fields are those of `ddppo.config.fields.setting`. Imports no torch.
 """
 
 import sys
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @contextmanager
 def door(interrupted: str = "interrupted") -> Iterator[None]:
-    """Run a small door: exit code 2 for a mistake in the command, 1 for a fault, 130 for Ctrl-C, a sentence each."""
+    """Run a command: exit code 2 for a mistake in it, 1 for a fault, 130 for Ctrl-C, each with a sentence on stderr."""
     see_current_folder()
     with ends_without_waiting(), unbroken_streams():
         try:
@@ -50,13 +50,16 @@ def parse(
     path: str | None = None,
     more: str | None = None,
 ) -> T:
-    """Return the options that a command line gives. `--help`, `-h` or `--version` among them prints that and exits.
+    """Return the options of a command line as a `section`. `--help`, `-h` and `--version` print their text and exit.
 
-    path: name of the field that a word without `=` is, at most one; also a word that exists as a file or folder.
-    more: name of the field, a list, that further such words are.
-    usage: how the door is called, the first lines of the help.
-    Raises ConfigError, in one line, for a name that is no field (with near matches), a value that breaks its type or
-    its rule, a second path, or a field without default that is not given.
+    Args:
+        section: the dataclass.
+        usage: how the command is called; the first lines of the help.
+        path: the field for one word without `=`, or for one that exists as a file or folder.
+        more: the field, a list, for further such words.
+
+    Raises ConfigError, in one line, for a name that is no field (with near matches), a value of the wrong type or
+    against its rule, a second path, and a missing value.
     """
     (options,) = parse_all((section,), arguments, usage=usage, path=path, more=more)
     assert isinstance(options, section)
@@ -67,7 +70,7 @@ def parse_all(
     sections: Sequence[type[Any]], arguments: Sequence[str], *, usage: str, path: str | None = None,
     more: str | None = None,
 ) -> list[Any]:  # fmt: skip
-    """Do the same for several dataclasses whose fields share one command line; `path` is a field of the first."""
+    """Parse a command line into several dataclasses. `path` and `more` are fields of the first; else as in `parse`."""
     if any(a in ("-h", "--help") for a in arguments):
         print(help_text(sections, usage))
         sys.exit(0)
@@ -93,11 +96,11 @@ def parse_all(
                 continue
             if word is not None:
                 raise ConfigError(f"{argument}: a second {path}, after {word}: give one at a time")
-            # Taken as it stands: a folder may well be called 2026 or a[1].
+            # Not read as YAML: a folder may be called 2026 or a[1].
             word = value if is_setting else argument
             given[path] = escaped(word)
         elif is_setting and types[key] in (str, str | None) and value != "null":
-            # As it stands: YAML would read 12_3, an element of a job array, as 123.
+            # Not read as YAML, which takes 12_3, an element of a job array, for 123.
             given[key] = escaped(value)
         elif is_setting and is_integer(types[key]):
             given |= _value(f"{key}={written_out(value)}")
@@ -112,7 +115,10 @@ def parse_all(
 
 
 def parted(section: type[Any], arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the options of `section`, and settings of the train door. Raises ConfigError for a near miss of one."""
+    """Return the arguments for `section`, and those that are settings of ddppo.train.
+
+    Raises ConfigError for a name that is neither, if it resembles a field of `section`.
+    """
     names = [item.name for item in fields(section)]
     of_train = {*SECTIONS, "experiment", *(item.name for item in fields(config_class()))}
     ours: list[str] = []
@@ -132,7 +138,7 @@ def parted(section: type[Any], arguments: Sequence[str]) -> tuple[list[str], lis
 
 
 def whole_numbers(name: str, given: object) -> list[int]:
-    """Return the numbers of `1,2,4` or `[1,2,4]`, each once in order, none for null. Raises ConfigError."""
+    """Return the numbers of `1,2,4` or `[1,2,4]`, each once, in ascending order; [] for null. Raises ConfigError."""
     words = [] if given is None else written_out(str(given)).strip("[]").split(",")
     if not all(word.strip().isdigit() and 0 < int(word) <= 10**9 for word in words):
         raise ConfigError(f"{name}={given}: numbers of workers, e.g. {name}=1,2,4")
@@ -144,7 +150,7 @@ def _is_path(argument: str, is_setting: bool) -> bool:
 
 
 def _value(argument: str) -> dict[str, Any]:
-    """Return {key: value} with the value read as YAML, as Hydra's own command line would."""
+    """Return {key: value} with the value read as YAML, as on Hydra's command line."""
     try:
         parsed = OmegaConf.to_container(OmegaConf.from_dotlist([argument]), resolve=True)
     except OmegaConfBaseException as e:
@@ -158,7 +164,7 @@ def _value(argument: str) -> dict[str, Any]:
 
 
 def filled(section: type[T], given: Mapping[str, Any], usage: str = "") -> T:
-    """Return the dataclass with these values, typed and checked. Raises ConfigError as `parse` does."""
+    """Return a `section` with these values, converted and checked. Raises ConfigError as `parse` does."""
     items = fields(section)  # type: ignore[arg-type]  # a dataclass, which type[T] does not say
     names = [item.name for item in items]
     for name in given:
@@ -186,11 +192,13 @@ def _one_line(error: Exception) -> str:
 
 
 def help_text(sections: Sequence[type[Any]], usage: str) -> str:
-    """Return what `--help` prints: the usage, then each field with its default, its meaning and its choices."""
+    """Return the text of `--help`: the usage, then each field with its default, meaning and choices."""
     lines = [usage]
     for section in sections:
-        said = (section.__doc__ or "").partition(". ")[0].rstrip(".")
-        by_dataclass = said.startswith(f"{section.__name__}(")
-        lines += ["", *([f"{said}:"] if said and not by_dataclass else [])]
+        heading = (section.__doc__ or "").partition(". ")[0].rstrip(".")
+        is_generated = heading.startswith(
+            f"{section.__name__}("
+        )  # a dataclass without a docstring gets its signature
+        lines += ["", *([f"{heading}:"] if heading and not is_generated else [])]
         lines += [setting_line(item, "", 34) for item in fields(section)]
     return "\n".join(lines)

@@ -10,27 +10,27 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-# Added to the diagonal of every covariance, in units of the variance of the values: above what float64 rounds off of
-# the eigenvalues of some hundred points, far below any noise.
+# Added to the diagonal of every covariance, in units of the variance of the values. It is larger than the rounding of
+# float64 in the eigenvalues of some hundred points, and far smaller than any noise.
 JITTER = 1e-8
 
 
 @dataclass(frozen=True, slots=True)
 class Hyperparameters:
-    """What is learned of the covariance: `thetas` (one a distance), `signal` s^2 and `noise` variance."""
+    """The parameters of the covariance that are fitted."""
 
-    thetas: tuple[float, ...]
-    signal: float = 1.0
-    noise: float = 0.0
+    thetas: tuple[float, ...]  # theta_k, one for each distance
+    signal: float = 1.0  # s^2
+    noise: float = 0.0  # variance
 
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """What was observed: distances between the points [k, n, n], values [n], noise variances [n] (NaN: unknown)."""
+    """The observed points and values."""
 
-    distances: Array
-    values: Array
-    noise: Array
+    distances: Array  # between the points, [k, n, n]
+    values: Array  # [n]
+    noise: Array  # variances of the values' errors, [n]; NaN: unknown, and fitted
 
 
 class Posterior:
@@ -40,7 +40,7 @@ class Posterior:
         self._hyperparameters = hyperparameters
         noise = np.where(np.isnan(data.noise), hyperparameters.noise, data.noise)
         covariance = _covariance(data.distances, hyperparameters) + np.diag(noise + JITTER)
-        # NumPy has no triangular solve; L^-1 is what every prediction needs.
+        # NumPy has no triangular solve, and each prediction needs L^-1.
         self._inverse = np.linalg.inv(np.linalg.cholesky(covariance))  # L^-1, K = L L^T
         self._weights = self._inverse.T @ (self._inverse @ data.values)
 
@@ -65,20 +65,20 @@ def log_likelihood(data: Data, hyperparameters: Hyperparameters) -> float:
     return float(_likelihoods(data, logs[None])[0][0])
 
 
-# -- fitting --------------------------------------------------------------------------------------------------------
+# -- Fitting.
 
-# Normal priors of the logarithms: they hold what few data leave open, and give way to more. The thetas' mean is that of
-# one distance; k of them share it, so that many settings do not make all points strangers (Hvarfner et al., 2024).
+# Normal priors of the logarithms. They decide with few data, and yield to more. The mean is that of a single theta: k
+# thetas share it, so that many dimensions do not make all points uncorrelated (Hvarfner et al., 2024).
 _THETA, _SIGNAL, _NOISE = (np.log(3.0), 1.0), (0.0, 0.7), (np.log(1e-3), 2.5)
 _STARTS = ((0.0, 0.0, 0.0), (1.5, 0.0, 2.0), (-1.5, 0.5, -1.0), (0.5, 0.0, 5.5))  # from the priors' means
 _TRIED, _ITERATIONS = 5, 15  # iterations of all starts, and in all, of the best
 
 
 def fit(data: Data) -> Hyperparameters:
-    """Return the hyperparameters of the highest marginal likelihood times prior that several starts reach.
+    """Return the hyperparameters with the highest marginal likelihood times prior, from several starts.
 
-    Fisher scoring with Levenberg's damping, of all starts side by side and then of the best; a pure function of the
-    data.
+    Fisher scoring with Levenberg's damping, first from all starts side by side, then from the best one. A pure function
+    of the data.
     """
     k = len(data.distances)
     mean, precision = _priors(k)
@@ -144,7 +144,7 @@ def _likelihoods(data: Data, logs: Array) -> tuple[Array, Array, Array]:
         - 0.5 * n * np.log(2.0 * np.pi)
     )
     by_theta = -thetas[:, :, None, None] * data.distances * signals[:, None]  # dK/dp [s, k, n, n]
-    # K^-1 dK/dp. That of the signal, K less its diagonal, and that of the noise need no product: K^-1 K = 1.
+    # K^-1 dK/dp. For the signal (K without its diagonal) and the noise no matrix product is needed: K^-1 K = 1.
     by_signal = np.eye(n) - precisions * diagonal[:, None, :]
     by_noise = precisions * np.where(unknown, noise[:, None], 0.0)[:, None, :]
     scaled = np.concatenate(

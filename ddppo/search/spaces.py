@@ -1,11 +1,11 @@
-"""What a search may choose from: finite sets, intervals, and their products.
+"""The points that a search may choose: finite sets, intervals, and their products.
 
-A point has a code, a row of numbers, on which distances are defined. The covariance of two points is
-s^2 exp(-sum_k theta_k d_k), d_k one distance for every dimension, at most 1:
- - an interval: the squared difference of the places in it, of logarithms where it is logarithmic (RBF,
+A point has a code, a row of numbers, for which distances are defined. The covariance of two points is
+s^2 exp(-sum_k theta_k d_k), with one distance d_k for each dimension, at most 1:
+ - an interval: the squared difference of the places in it, of their logarithms if it is logarithmic (RBF,
    theta = 1 / (2 l^2));
- - options with distances of their own: these, over the largest (of orders by Kendall, the Mallows kernel);
- - options without: 0 for the same, 1 for another (exchangeable).
+ - options with distances of their own: these, divided by the largest (for orders by Kendall, the Mallows kernel);
+ - options without distances: 0 for the same option, 1 for another.
 exp(-theta d) is positive semi-definite for each of them, and so are products.
 """
 
@@ -24,29 +24,29 @@ class Dimension(Protocol):
     """One coordinate: values, their codes, and the distance between codes."""
 
     def encode(self, value: Any) -> float:
-        """Return the code of a value. Raises ValueError if it is none of this dimension."""
+        """Return the code of a value. Raises ValueError for a value outside this dimension."""
 
     def decode(self, code: float) -> Any: ...
 
     def all(self) -> Array:
-        """Return the codes of all values, of which there are `size`."""
+        """Return the codes of all `size` values."""
 
     def spread(self, places: Array) -> Array:
-        """Return codes of values that lie at `places` in [0, 1): uniform places give uniform values."""
+        """Return codes of values at `places` in [0, 1): uniform places give uniform values."""
 
     def moved(self, codes: Array, steps: Array, redraws: Array) -> Array:
-        """Return neighbours: moved by `steps`, normal numbers times a scale; `redraws` are uniform numbers."""
+        """Return neighbours of codes. steps: normal numbers times a scale; redraws: uniform numbers, for options."""
 
     def distances(self, a: Array, b: Array) -> Array:
-        """Return the distance of each code [n] to each [m], at most 1: [n, m]."""
+        """Return the distances between codes a [n] and b [m], at most 1: [n, m]."""
 
     @property
     def size(self) -> float:
-        """How many values there are; infinite for an interval."""
+        """The number of values; infinite for an interval without steps."""
 
 
 class Finite:
-    """Options in any number, with distances or without: a dimension, and a space with the options as points."""
+    """A dimension of options, with or without distances between them."""
 
     def __init__(self, options: Sequence[Any], distances: Any = None) -> None:
         if not options:
@@ -90,16 +90,16 @@ class Finite:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Numbers from low to high; log: uniform in the logarithm; step: low, low + step, ... only (integers, if both are).
+    """The numbers from low to high. The code is the place in the interval, 0 to 1.
 
-    The code is the place in the interval, 0 to 1. Values without steps are rounded, so that they are short to write: to
-    millionths of the interval, or of the value where it is logarithmic.
+    Values without steps are rounded, so that they are short: to millionths of the interval, or of the value if it is
+    logarithmic.
     """
 
     low: float
     high: float
-    log: bool = False
-    step: float | None = None
+    log: bool = False  # uniform in the logarithm
+    step: float | None = None  # only low, low + step, ...; integers if both are
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
@@ -121,7 +121,7 @@ class Interval:
 
     @property
     def _last(self) -> int:
-        """How many steps fit; an integer's worth of rounding is no step less."""
+        """The number of steps that fit; rounding must not lose the last one."""
         assert self.step is not None
         return int((self.high - self.low) / self.step + 1e-9)
 
@@ -175,9 +175,9 @@ class Interval:
 
 
 class Space:
-    """What points are made of: one dimension, its values are the points, or several: the points are tuples of values.
+    """A space of points: the values of one dimension, or tuples of values of several.
 
-    Codes of points are rows of one number for each dimension: [n, k].
+    The codes of points are rows with one number for each dimension: [n, k].
     """
 
     def __init__(self, dimensions: Dimension | Sequence[Dimension]) -> None:
@@ -190,7 +190,7 @@ class Space:
         self.size = math.prod(dimension.size for dimension in self.dimensions)
 
     def encode(self, point: Any) -> Array:
-        """Return a point's code [k]. Raises ValueError where it is no point of this space."""
+        """Return a point's code [k]. Raises ValueError for a point outside this space."""
         values = point if self._is_tuple else (point,)
         if len(values) != len(self.dimensions):
             raise ValueError(f"{point}: must be {len(self.dimensions)} values")
@@ -210,7 +210,7 @@ class Space:
         return np.stack([d.spread(places[:, i]) for i, d in enumerate(self.dimensions)], axis=1)
 
     def moved(self, codes: Array, scale: float, rng: np.random.Generator) -> Array:
-        """Return a neighbour of each code: intervals by normal steps of `scale`, options drawn anew now and then."""
+        """Return a neighbour of each code: a normal step of `scale` in intervals, now and then another option."""
         steps = scale * rng.standard_normal(codes.shape)
         redraws = rng.random(codes.shape)
         return np.stack(

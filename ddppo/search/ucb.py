@@ -1,7 +1,7 @@
 """Bayesian search by upper confidence bounds of a Gaussian process (GP-UCB; Srinivas et al., 2010).
 
-Asks for the point of the highest mean + beta deviation. What it asks is a function of the seed and of what it was told
-alone, so that a search goes on from a checkpoint as if it had not stopped.
+`ask` returns the point with the highest mean + beta deviation, `tell` adds the value of a point. `ask` is a function of
+the seed and of the values so far, so a search that is resumed from a checkpoint continues as if it had not stopped.
 """
 
 import math
@@ -15,32 +15,42 @@ from numpy.typing import NDArray
 from ddppo.search.gp import Array, Data, Hyperparameters, Posterior, fit
 from ddppo.search.spaces import Space
 
-_ENUMERATED = 2000  # the points of a space that are listed, of a larger one those looked at first
-_KEPT, _NEIGHBOURS, _SCALES = 5, 40, (0.1, 0.03, 0.01, 0.003, 0.001)  # the search around the best of these
+_ENUMERATED = 2000  # a space of at most so many points is listed; of a larger one, so many points are drawn
+_KEPT, _NEIGHBOURS, _SCALES = (
+    5,
+    40,
+    (0.1, 0.03, 0.01, 0.003, 0.001),
+)  # then the search around the best of them
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What is thought of a point: its upper confidence bound, mean and standard deviation, in units of the values."""
+    """The prediction for a point, in units of the values."""
 
     point: Any
-    ucb: float
+    ucb: float  # upper confidence bound, mean + beta deviation
     mean: float
-    deviation: float
+    deviation: float  # standard deviation
 
 
 @dataclass(frozen=True, slots=True)
 class _Scored:
+    """A point with its value."""
+
     code: list[float]
-    value: float | None
-    noise_variance: float | None
+    value: float | None  # None: it failed
+    noise_variance: float | None  # None: unknown, and fitted
 
 
 class UCB:
     """Maximises an unknown function of the points of a space.
 
-    The first `num_random` points are a seeded draw. `repeats` lets it ask for a point again that it was told of, as
-    noise may make worth while.
+    Args:
+        space: the points.
+        beta: weight of the deviation; a larger one explores more.
+        seed: of the random points, and of ties.
+        num_random: number of random points at the beginning.
+        repeats: whether `ask` may return a point that has a value, which may be worth it if values are noisy.
     """
 
     def __init__(
@@ -56,24 +66,24 @@ class UCB:
         self.repeats = repeats
         self._seed = seed
         self._all = space.all() if space.size <= _ENUMERATED else None
-        self._told: list[_Scored] = []
+        self._scored: list[_Scored] = []
         self._model: _Model | None = None
 
     @property
-    def num_told(self) -> int:
-        return len(self._told)
+    def num_values(self) -> int:
+        return len(self._scored)
 
     def tell(self, point: Any, value: float | None, noise_variance: float | None = None) -> None:
-        """Hear of a point's value, and the variance of its error if that is known; None: it failed.
+        """Add the value of a point, and the variance of its error if it is known. A value of None: the point failed.
 
-        What failed counts as the worst of all. Raises ValueError for what is no point or no number.
+        A failed point counts as the worst value of all. Raises ValueError for a wrong point or number.
         """
         if value is not None and not math.isfinite(value):
-            raise ValueError(f"{point}: a value of {value} says nothing; None says that it failed")
+            raise ValueError(f"{point}: a value of {value} is no number; None means that it failed")
         if noise_variance is not None and not (math.isfinite(noise_variance) and noise_variance >= 0):
             raise ValueError(f"{point}: noise_variance={noise_variance} is no variance")
         code = self.space.encode(point)
-        self._told.append(
+        self._scored.append(
             _Scored(
                 code.tolist(),
                 None if value is None else float(value),
@@ -83,11 +93,11 @@ class UCB:
         self._model = None
 
     def ask(self, n: int = 1) -> list[Any]:
-        """Return the n points to try next, the same until something is told.
+        """Return the n points to try next. Without a `tell` in between, they stay the same.
 
-        Of several, each is chosen as if those before it had been told their own means, which leaves the mean as it is
-        and takes away the deviation around them (GP-BUCB; Desautels et al., 2014). There may be fewer than n where all
-        points of a finite space are told of and `repeats` is off.
+        Each is chosen as if the points before it had their own means as values. This keeps the mean, and takes away the
+        deviation around them (GP-BUCB; Desautels et al., 2014). There are fewer than n if `repeats` is off and a finite
+        space has no other points.
         """
         codes: list[Array] = []
         for _ in range(n):
@@ -114,13 +124,13 @@ class UCB:
         ]
 
     def incumbent(self) -> Estimate:
-        """Return the point of the highest mean among those that were told of."""
-        assert self._told, "the best of no points"
-        codes = np.array([told.code for told in self._told])
+        """Return the point with the highest mean among those that have a value."""
+        assert self._scored, "the best of no points"
+        codes = np.array([each.code for each in self._scored])
         return self._estimate(codes[np.argmax(self._fitted().predict(codes)[0])])
 
     def estimate(self, point: Any) -> Estimate:
-        """Return what is thought of any point. Raises ValueError where it is none of the space."""
+        """Return the prediction for any point of the space. Raises ValueError for another point."""
         return self._estimate(self.space.encode(point))
 
     def _estimate(self, code: Array) -> Estimate:
@@ -128,27 +138,25 @@ class UCB:
         return Estimate(self.space.decode(code), mean + self.beta * deviation, mean, deviation)
 
     def hyperparameters(self) -> Hyperparameters | None:
-        """Return what was learned of the covariance of the standardised values; None before anything was told."""
-        return self._fitted().hyperparameters if self._told else None
+        """Return the fitted covariance of the standardised values; None before the first value."""
+        return self._fitted().hyperparameters if self._scored else None
 
     def state(self) -> dict[str, Any]:
-        """Return what was told, in plain values."""
+        """Return all points and values in plain types."""
         return {
             "told": [
-                {"code": told.code, "value": told.value, "noise_variance": told.noise_variance}
-                for told in self._told
+                {"code": each.code, "value": each.value, "noise_variance": each.noise_variance}
+                for each in self._scored
             ]
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._told = [_Scored(**told) for told in state["told"]]
+        self._scored = [_Scored(**each) for each in state["told"]]
         self._model = None
 
-    # -- choosing -------------------------------------------------------------------------------------------------
-
     def _next(self, pending: list[Array]) -> Array | None:
-        """Return the code of the point to try after those told and `pending`; None where none is left."""
-        count = len(self._told) + len(pending)
+        """Return the code of the next point, when `pending` are being tried; None if no point is left."""
+        count = len(self._scored) + len(pending)
         rng = np.random.default_rng((self._seed, count))
         codes = self._candidates(rng)
         codes = codes[self._is_new(codes, pending)]
@@ -162,15 +170,15 @@ class UCB:
         return codes[self._ranked(model.bound(codes, self.beta), rng)[0]]
 
     def _candidates(self, rng: np.random.Generator) -> Array:
-        """Return the codes of all points, or of a quasi-random set of them beside those told."""
+        """Return the codes of all points, or of a quasi-random set and the points that have values."""
         if self._all is not None:
             return self._all
         spread = self.space.spread(_low_discrepancy(_ENUMERATED, len(self.space.dimensions), rng))
-        return np.concatenate([spread, [told.code for told in self._told]]) if self._told else spread
+        return np.concatenate([spread, [each.code for each in self._scored]]) if self._scored else spread
 
     def _is_new(self, codes: Array, pending: list[Array]) -> Any:
-        """Return which of the codes may be asked for: where points do not repeat, none of those told and pending."""
-        known = [*(told.code for told in self._told), *pending]
+        """Return which of the codes `ask` may return: without repeats, no point that has a value or is pending."""
+        known = [*(each.code for each in self._scored), *pending]
         if self.repeats or not known:
             return np.ones(len(codes), dtype=np.bool_)
         return ~(np.abs(codes[:, None] - np.array(known)[None]).max(axis=2) < 1e-9).any(axis=1)
@@ -186,21 +194,21 @@ class UCB:
         return codes
 
     def _ranked(self, bounds: Array, rng: np.random.Generator | None = None) -> NDArray[np.intp]:
-        """Return the indices from the highest bound to the lowest; equals by a seeded draw.
+        """Return the indices from the highest bound to the lowest. Ties are ordered by a seeded draw.
 
-        Rounded: what differs in the last digits alone would be ranked otherwise by another machine.
+        Bounds are rounded first: in their last digits machines differ.
         """
-        rng = rng or np.random.default_rng((self._seed, len(self._told)))
+        rng = rng or np.random.default_rng((self._seed, len(self._scored)))
         return np.lexsort((rng.random(len(bounds)), -np.round(bounds, 7)))
 
     def _fitted(self) -> "_Model":
         if self._model is None:
-            self._model = _Model.of(self.space, self._told)
+            self._model = _Model.of(self.space, self._scored)
         return self._model
 
 
 class _Model:
-    """The process fitted to what was told, and the scale of its values."""
+    """The Gaussian process fitted to the values, and their scale."""
 
     def __init__(
         self, space: Space, codes: Array, values: Array, noise: Array, hyperparameters: Hyperparameters
@@ -211,14 +219,14 @@ class _Model:
         self._posterior = Posterior(Data(space.distances(codes, codes), values, noise), hyperparameters)
 
     @classmethod
-    def of(cls, space: Space, told: list[_Scored]) -> "_Model":
-        codes = np.array([entry.code for entry in told]).reshape(len(told), len(space.dimensions))
-        heard = [entry.value for entry in told if entry.value is not None]
-        worst = min(heard, default=0.0)
-        values = np.array([worst if entry.value is None else entry.value for entry in told])
+    def of(cls, space: Space, scored: list[_Scored]) -> "_Model":
+        codes = np.array([entry.code for entry in scored]).reshape(len(scored), len(space.dimensions))
+        known = [entry.value for entry in scored if entry.value is not None]
+        worst = min(known, default=0.0)
+        values = np.array([worst if entry.value is None else entry.value for entry in scored])
         shift, scale = _standard(values)
         noise = np.array(
-            [math.nan if entry.noise_variance is None else entry.noise_variance for entry in told]
+            [math.nan if entry.noise_variance is None else entry.noise_variance for entry in scored]
         )
         standard, noise = (values - shift) / scale, noise / scale**2
         data = Data(space.distances(codes, codes), standard, noise)
@@ -237,7 +245,7 @@ class _Model:
         return self.shift + self.scale * mean, self.scale * deviation
 
     def with_means_at(self, codes: list[Array]) -> "_Model":
-        """Return the process as if it had been told its own means at `codes`."""
+        """Return the process with its own means as values at `codes`."""
         if not codes:
             return self
         added = np.array(codes)
@@ -252,7 +260,7 @@ class _Model:
 
 
 def _standard(values: Array) -> tuple[float, float]:
-    """Return mean and standard deviation; (their mean, 1) of values that differ by rounding alone."""
+    """Return mean and standard deviation; (mean, 1) if the values differ only by rounding."""
     if not len(values):
         return 0.0, 1.0
     deviation = float(values.std())

@@ -117,7 +117,7 @@ def test_a_name_of_a_preset_of_ours_is_refused(name, tmp_path):
 
 def test_what_is_there_already_stays(tmp_path):
     (tmp_path / "kept.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="exists already"):
         make_project("pendula", tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["kept.txt"]
 

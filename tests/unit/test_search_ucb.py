@@ -193,8 +193,8 @@ def test_all_points_of_a_finite_space_are_listed_once():
     ("act", "complaint"),
     [
         (lambda: of_orders().tell((0, 1), 1.0), "none of the 120 options"),
-        (lambda: of_orders().tell(ORDERS[0], math.nan), "says nothing"),
-        (lambda: of_orders().tell(ORDERS[0], math.inf), "says nothing"),
+        (lambda: of_orders().tell(ORDERS[0], math.nan), "is no number"),
+        (lambda: of_orders().tell(ORDERS[0], math.inf), "is no number"),
         (lambda: of_orders().tell(ORDERS[0], 1.0, -1.0), "no variance"),
         (lambda: of_orders(beta=-1.0), "beta=-1.0"),
         (lambda: of_orders(num_random=0), "num_random=0"),

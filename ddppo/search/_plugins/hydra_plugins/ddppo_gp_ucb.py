@@ -80,7 +80,7 @@ class GpUcbSweeper(Sweeper):
             points = search.ask(min(settings.n_jobs, settings.n_trials - len(trials.values)))
             if not points:  # all combinations were tried
                 break
-            thought = [search.estimate(point) if search.num_told else None for point in points]
+            thought = [search.estimate(point) if search.num_values else None for point in points]
             jobs = [[*fixed, *_overrides(searched, point)] for point in points]
             returns = self._launcher.launch(jobs, initial_job_idx=len(trials.values))
             for point, estimate, job in zip(points, thought, returns, strict=True):
