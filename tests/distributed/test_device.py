@@ -42,10 +42,10 @@ def test_it_learns_what_ddp_learns_to_the_bit(tmp_path):
         (["device=cuda"], "device=cuda takes a GPU"),
         (["compile=off"], "compile=off keeps learning in torch"),
         (["compile=torch"], "compile=torch keeps learning in torch"),
-        (["dist.threads_per_rank=2"], "C++ takes 1 thread"),
+        (["dist.threads_per_rank=2"], "C++ uses 1 thread"),
         (["dist.world_size=2", "dist.grad_sync=ddp"], "sums gradients inside torch's backward"),
-        (["env.slow_ranks={0:0.1}"], "slows steps that Python takes"),
-        (["ppo.learning_rates={value_head:1e-3}"], "C++ knows one step size for all parameters"),
+        (["env.slow_ranks={0:0.1}"], "slows down steps in Python"),
+        (["ppo.learning_rates={value_head:1e-3}"], "C++ has one learning rate for all parameters"),
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else "",
 )
@@ -60,5 +60,5 @@ def test_a_gradient_that_is_not_torchs_ends_the_run_instead_of_slowing_it(tmp_pa
         how = [*SIZES, "env=cartpole", "distributed=device", "device=cpu"]
         config = composed(how)
         worker = Rank(config, tmp_path, Group(), torch.device("cpu"))
-        with pytest.raises(TrainingError, match="a gradient in C\\+\\+ was not torch's"):
+        with pytest.raises(TrainingError, match="the gradient in C\\+\\+ differs from torch's"):
             worker.run()

@@ -35,7 +35,7 @@ THREE = Layout(
     ),
     (
         Message("rollout", "actor", "learner", "send", 1, 10**6),
-        Message("what environments answer", "environments", "actor", "gather", 128, 225),
+        Message("results of a step", "environments", "actor", "gather", 128, 225),
         Message("gradients", "actor", "actor", "sum", 20, 10**5),
         Message("moments", "environments", "environments", "sum", 1, 64),
     ),

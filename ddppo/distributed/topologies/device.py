@@ -1,15 +1,15 @@
-"""device: W equal workers, each of which computes its environments and its learning in C++, or does not start.
+"""device: W equal workers; each computes its environments and its learning in C++, or the run does not start.
 
 An iteration is 2 + K calls of C++ (ddppo/native/src), T = rollout_steps, K = num_epochs:
 
-1. the rollout: T steps of all environments of the rank, with policy, draws, ends, resets, values and bootstraps;
+1. the rollout: T steps of all environments of the rank, with policy, sampling, resets, values and bootstraps;
 2. advantages, returns and their moments;
-3. K times an epoch: its minibatches gathered, gradients, their sum over ranks through shared memory, clipping, Adam.
+3. K times, one epoch: gather minibatches, compute gradients, sum them over ranks in shared memory, clip, Adam.
 
-Python draws noise and permutations before the calls and exchanges moments between 2 and 3. Reward normalisation is
-torch's. The code is that of ddp, which takes it too where it can; here what stands against it ends the run before the
-start, where ddp goes a slower way. On a GPU it would be a CUDA graph, which does not exist yet. Idea: Zhu et al. 2023,
-"MSRL", USENIX ATC, its distribution policy "GPU only".
+Python draws noise and permutations before the calls and gathers moments between 2 and 3. Rewards are normalised in
+torch. distributed=ddp runs the same C++ wherever it can, and falls back to torch elsewhere. device promises
+that nothing falls back: `check` refuses a run before the start and names the reason. It does not run on a GPU;
+that would need a CUDA graph. Idea: Zhu et al. 2023, "MSRL", USENIX ATC, distribution policy "GPU only".
 """
 
 import dataclasses
@@ -32,65 +32,67 @@ from ddppo.spaces import EnvSpec
 
 
 class Device(Ddp):
-    """A worker that takes no slower way."""
+    """A worker that computes everything in C++."""
 
     def __init__(self, context: RankContext) -> None:
         check(dataclasses.replace(context.config, env=context.env_config), context.spec, context.device)
         super().__init__(context)
 
     def reset(self, sample: TaskSample) -> None:
+        # The loop chooses the step after this topology is made, by a gradient check on all ranks: look again now.
         if not isinstance(self.learner.step, CppStep):
             topology = self._context.config.dist.topology
             raise TrainingError(
-                f"distributed={topology}: a gradient in C++ was not torch's on one rank or more, or its library is "
-                "missing there: use distributed=ddp"
+                f"distributed={topology}: on one rank or more, the gradient in C++ differs from torch's, or the C++ "
+                "library is missing: use distributed=ddp"
             )
         super().reset(sample)
 
 
 def check(config: Config, spec: EnvSpec, device: torch.device) -> None:
-    """Raise ConfigError, in a sentence, if environments and learning cannot both be computed in C++ on this machine."""
-    if why := _of_settings(config, device) or _of_task(config) or _of_model(config, spec):
+    """Raise ConfigError if environments and learning cannot both be computed in C++ on this machine."""
+    if why := _why_not_settings(config, device) or _why_not_task(config) or _why_not_model(config, spec):
         raise ConfigError(
             f"{why}: distributed={config.dist.topology} computes environments and learning in C++ on a CPU, "
             "or not at all; change that, or use distributed=ddp"
         )
 
 
-def _of_settings(config: Config, device: torch.device) -> str | None:
+# -- Each function returns the reason that stands against C++, or None.
+
+
+def _why_not_settings(config: Config, device: torch.device) -> str | None:
     dist = config.dist
     if device.type != "cpu":
         return f"device={config.device} takes a GPU"
     if config.compile not in ("auto", "on"):
         return f"compile={config.compile} keeps learning in torch"
     if dist.threads_per_rank not in (None, 1):
-        return f"dist.threads_per_rank={dist.threads_per_rank}, and C++ takes 1 thread of a rank"
+        return f"dist.threads_per_rank={dist.threads_per_rank}, but C++ uses 1 thread per rank"
     if dist.grad_sync == "ddp" and dist.world_size > 1:
         return "dist.grad_sync=ddp sums gradients inside torch's backward"
     if config.ppo.learning_rates:
-        return (
-            f"ppo.learning_rates={config.ppo.learning_rates}, and C++ knows one step size for all parameters"
-        )
+        return f"ppo.learning_rates={config.ppo.learning_rates}, but C++ has one learning rate for all parameters"
     if config.ppo.losses:
-        return f"ppo.losses={config.ppo.losses}, which torch computes"
+        return f"ppo.losses={config.ppo.losses} are computed in torch"
     if config.env.slow_ranks:
-        return f"env.slow_ranks={config.env.slow_ranks} slows steps that Python takes"
+        return f"env.slow_ranks={config.env.slow_ranks} slows down steps in Python"
     return None
 
 
-def _of_task(config: Config) -> str | None:
+def _why_not_task(config: Config) -> str | None:
     if (why := native.why_not()) is not None:
-        return f"there is no C++ here, for {why}"
+        return f"ddppo's C++ is missing here: {why}"
     if why_not_batched(config.env) is None:
         env = dataclasses.replace(config.env, backend="batched")
         with closing(make_vec_env(env, range(1), rank=0, cores=1)) as envs:
             if isinstance(envs, CppEnvs):
                 return None
     known = ", ".join(task.dynamics.__name__ for task in TASKS)
-    return f"env.id={config.env.id} is not stepped in C++, which has {known}, where it gives NumPy's bits"
+    return f"env.id={config.env.id} is not stepped in C++, which has {known}, if its results equal NumPy's to the bit"
 
 
-def _of_model(config: Config, spec: EnvSpec) -> str | None:
+def _why_not_model(config: Config, spec: EnvSpec) -> str | None:
     model = build_model(spec, config.model, config.seed, getattr(torch, config.dtype))
     why = why_not_native(model, torch.device("cpu"))
-    return None if why is None else f"model.name={config.model.name} is not computed in C++, for {why}"
+    return None if why is None else f"model.name={config.model.name} is not computed in C++: {why}"

@@ -1,30 +1,31 @@
-"""A layout as text, Mermaid and SVG."""
+"""A layout as text, as a Mermaid flowchart and as an SVG picture, for `python -m ddppo.fragments`."""
 
 from html import escape
 
 from ddppo.distributed.topologies.contract import Layout, Message, Role
 
+# Sizes of the SVG picture in pixels. _GAP: between boxes, and between arrows. _LOOP: width of an arrow to its own role.
 _WIDTH, _BOX_WIDTH, _BOX_HEIGHT, _GAP, _TOP, _LOOP = 860, 250, 96, 56, 24, 40
-_MOST_RANKS = 6  # that are listed
+_MOST_RANKS = 6  # longer lists of ranks are shortened
 
 
 def as_text(layout: Layout, title: str) -> str:
-    """Return who does what, what travels, and the bytes of an iteration."""
+    """Return the tasks of each role, the messages, and the bytes of an iteration."""
     lines = [title, ""]
     for role in layout.roles:
         lines.append(f"{role.name}: {ranks_in_words(role.ranks)}; {_holds(layout, role)}")
         lines += [f"  {number}. {step}" for number, step in enumerate(role.does, start=1)]
     lines.append("")
     if not layout.messages:
-        return "\n".join([*lines, "Nothing travels."])
-    lines += [_said(message) for message in layout.messages]
+        return "\n".join([*lines, "There are no messages."])
+    lines += [_message_in_words(message) for message in layout.messages]
     total = sum(_bytes_of_iteration(layout, message) for message in layout.messages)
-    lines.append(f"An iteration moves {size_in_words(total)} in all, handed over by their sources.")
+    lines.append(f"All ranks together send {size_in_words(total)} in an iteration.")
     return "\n".join(lines)
 
 
 def as_mermaid(layout: Layout) -> str:
-    """Return a flowchart that GitHub draws."""
+    """Return a Mermaid flowchart, which GitHub draws."""
     roles = [
         f"{role.name}<br/>{ranks_in_words(role.ranks)}<br/>{_holds(layout, role)}" for role in layout.roles
     ]
@@ -37,9 +38,10 @@ def as_mermaid(layout: Layout) -> str:
 
 
 def as_svg(layout: Layout, title: str) -> str:
-    """Return a picture: roles beside one another, a line down from each, and on it an arrow for each message."""
+    """Return a sequence diagram: a box for each role, a line down from each box, and an arrow for each message."""
     number = len(layout.roles)
     width = max(_WIDTH, number * (_BOX_WIDTH + _GAP))
+    # The x coordinate of each role's line.
     lines = {role.name: int(width * (k + 0.5) / number) for k, role in enumerate(layout.roles)}
     below = _TOP + _BOX_HEIGHT
     height = below + (len(layout.messages) + 1) * _GAP
@@ -51,15 +53,16 @@ def as_svg(layout: Layout, title: str) -> str:
         ".l{stroke:#999;stroke-width:1;stroke-dasharray:3 4}"
         "@media(prefers-color-scheme:dark){text{fill:#eee}.q{fill:#bbb}rect{fill:#1d2730}}</style>",
     ]
+    # Boxes and lines of the roles, then the messages from top to bottom.
     for role in layout.roles:
         x = lines[role.name]
-        said = [(role.name, ""), (ranks_in_words(role.ranks), "q"), (_holds(layout, role), "q")]
+        rows = [(role.name, ""), (ranks_in_words(role.ranks), "q"), (_holds(layout, role), "q")]
         parts.append(f'<path class="l" d="M{x} {below}V{height - 8}"/>')
         left = x - _BOX_WIDTH // 2
         parts.append(f'<rect x="{left}" y="{_TOP}" width="{_BOX_WIDTH}" height="{_BOX_HEIGHT}" rx="6"/>')
         parts += [
             f'<text x="{left + 14}" y="{_TOP + 28 + 24 * k}" class="{kind}">{escape(line)}</text>'
-            for k, (line, kind) in enumerate(said)
+            for k, (line, kind) in enumerate(rows)
         ]
     for k, message in enumerate(layout.messages):
         parts.append(
@@ -69,7 +72,7 @@ def as_svg(layout: Layout, title: str) -> str:
 
 
 def _arrow(start: int, end: int, message: Message, y: int, width: int) -> str:
-    """Return an arrow between two lines, or one that comes back to its own, and beside it what travels."""
+    """Return an arrow between two lines, or a loop at one line, with the message beside it."""
     if start == end:
         out = -_LOOP if start > width // 2 else _LOOP
         path, head, text = f"M{start} {y - 10}h{out}v14h{-out}", out // 4, start + out * 5 // 4
@@ -87,7 +90,7 @@ def _arrow(start: int, end: int, message: Message, y: int, width: int) -> str:
 
 
 def ranks_in_words(ranks: tuple[int, ...]) -> str:
-    """Return "rank 0", "ranks 1 to 7", or some of many; of a role without ranks, what has it."""
+    """Return "rank 0", "ranks 1 to 7", or the first and last of many; a role without ranks is other processes."""
     if not ranks:
         return "processes of their own, no ranks"
     if len(ranks) == 1:
@@ -108,7 +111,8 @@ def size_in_words(num_bytes: float) -> str:
 
 
 def _holds(layout: Layout, role: Role) -> str:
-    """Return what a role holds; environments are with the processes of their own, where there are such."""
+    """Return the objects that a role holds, in words."""
+    # Environments are held by the role without ranks, if there is one: central_inference's observers.
     apart = any(not other.ranks for other in layout.roles)
     held = [
         ("environments", not role.ranks if apart else role.steps),
@@ -118,7 +122,7 @@ def _holds(layout: Layout, role: Role) -> str:
     return "holds " + (", ".join(name for name, is_held in held if is_held) or "nothing")
 
 
-def _said(message: Message) -> str:
+def _message_in_words(message: Message) -> str:
     times = "once" if message.times == 1 else f"{message.times:,} times"
     return (
         f"{message.what}: {message.source} -> {message.target}, {message.how}, {times} an iteration, "

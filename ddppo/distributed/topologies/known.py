@@ -1,10 +1,37 @@
-"""The topologies that ddppo has, by name, and how another is found by its import path."""
+"""The topologies of ddppo by name: their layouts, and their declarations in `TOPOLOGIES` at the end.
+
+A layout is a function of W and `Sizes`; it says which ranks step, act and learn, and which messages travel. Everything
+here is data that configurations are checked with, so it imports no torch; the class that a rank runs is named by its
+import path. `find` also finds a user's own topology.
+"""
 
 import functools
 
 from ddppo.distributed.topologies.contract import Layout, Message, Role, Sizes, TopologySpec
 from ddppo.errors import ConfigError, in_one_line, near
 from ddppo.plugins import imported
+
+# -- ddp, ddp_preempt and device: W equal workers.
+
+_WORKER_TASKS = ("step environments and act", "learn from the own share, gradients summed over all")
+_PREEMPTED_WORKER_TASKS = (
+    "step environments and act, until all steps are done or enough other workers are",
+    "learn from the own share of any length, gradients summed over all",
+)
+_CPP_WORKER_TASKS = (
+    "step environments and act, T steps in one call of C++",
+    "learn from the own share, an epoch in one call, gradients summed over all",
+)
+
+
+def _equal_workers(world_size: int, sizes: Sizes, does: tuple[str, ...] = _WORKER_TASKS) -> Layout:
+    ranks = tuple(range(world_size))
+    worker = Role("worker", ranks, steps=True, acts=True, learns=True, does=does)
+    if world_size == 1:
+        return Layout((worker,), ())
+    gradients = Message("gradients", "worker", "worker", "sum", sizes.num_gradients, sizes.parameter_bytes)
+    return Layout((worker,), (gradients,))
+
 
 # -- sync_actors and multi_learner: learners, and actors that collect for one of them.
 
@@ -17,8 +44,8 @@ def sync_actors(world_size: int, sizes: Sizes) -> Layout:
 def multi_learner(world_size: int, sizes: Sizes) -> Layout:
     """Return the layout of L learners with W / L - 1 actors each.
 
-    Ranks go learner, its actors, next learner, ..., so that where ranks fill one machine after another, as SLURM's do,
-    actors are beside their learner.
+    Ranks are ordered learner, its actors, next learner, its actors, ... If ranks fill one machine after another, as
+    SLURM's do, actors are on the machine of their learner.
     """
     possible = [n for n in range(1, world_size // 2 + 1) if world_size % n == 0]
     num_learners = sizes.num_learners or possible[-1]
@@ -31,20 +58,13 @@ def multi_learner(world_size: int, sizes: Sizes) -> Layout:
     return _learners_with_actors(world_size, num_learners, sizes)
 
 
-def rollout_bytes(num_actors: int, sizes: Sizes) -> int:
-    """Return the bytes of one actor's rollout."""
-    samples = sizes.num_envs // num_actors * sizes.rollout_steps
-    # Of a sample: observation, action, logprob, value, next value, reward, and four flags.
-    return samples * (sizes.obs_bytes + sizes.action_bytes + 4 * sizes.float_bytes + 4)
-
-
 def _either(numbers: list[int]) -> str:
     return " or ".join(filter(None, (", ".join(map(str, numbers[:-1])), str(numbers[-1]))))
 
 
 def _learners_with_actors(world_size: int, num_learners: int, sizes: Sizes) -> Layout:
-    each = world_size // num_learners  # a learner with its actors
-    learners = tuple(range(0, world_size, each))
+    team_size = world_size // num_learners  # a learner and its actors
+    learners = tuple(range(0, world_size, team_size))
     actors = tuple(rank for rank in range(world_size) if rank not in learners)
     learner = Role(
         "learner", learners, steps=False, acts=False, learns=True,
@@ -69,16 +89,23 @@ def _learners_with_actors(world_size: int, num_learners: int, sizes: Sizes) -> L
     return Layout((learner, actor), tuple(messages))
 
 
-# -- async_actors: one learner, actors at their own pace.
+def rollout_bytes(num_actors: int, sizes: Sizes) -> int:
+    """Return the bytes of one actor's rollout."""
+    samples = sizes.num_envs // num_actors * sizes.rollout_steps
+    # A sample is an observation, an action, four numbers (logprob, value, next value, reward) and four flags.
+    return samples * (sizes.obs_bytes + sizes.action_bytes + 4 * sizes.float_bytes + 4)
+
+
+# -- async_actors: one learner, and actors at their own pace.
 
 
 def _async_actors(world_size: int, sizes: Sizes) -> Layout:
     learner = Role(
         "learner", (0,), steps=False, acts=False, learns=True,
         does=(
-            "take rollouts from whichever actors have one, refuse those older than dist.max_lag",
-            "answer an actor with the parameters as soon as its next rollout can be used",
-            "learn from as many as make a batch",
+            "take rollouts from any actors that have one, refuse rollouts older than dist.max_lag",
+            "reply to an actor with the parameters as soon as its next rollout can be used",
+            "learn from as many rollouts as make a batch",
         ),
     )  # fmt: skip
     actors = tuple(range(1, world_size))
@@ -96,31 +123,21 @@ def _async_actors(world_size: int, sizes: Sizes) -> Layout:
     )
 
 
-ASYNC_ACTORS = TopologySpec(
-    "async_actors",
-    "rank 0 learns, the others act at their own pace",
-    _async_actors,
-    "ddppo.distributed.topologies.async_actors.learner:make",
-    least_ranks=2,
-    settings="ddppo.distributed.topologies.settings:AsyncActorsSettings",
-    own_pace=True,
-)
+# -- env_workers: rank 0 acts and learns, the other ranks step its environments.
 
 
-# -- env_workers: rank 0 acts and learns, the others step its environments.
-
-
-UNEVEN = (0,)  # dist.env_shares of distributed=env_workers_hetero, until it is given others
+# The value of dist.env_shares in the preset distributed=env_workers_hetero: nearly equal shares.
+NEARLY_EQUAL = (0,)
 
 
 def env_workers(world_size: int, sizes: Sizes) -> Layout:
-    """Return the layout where each rank steps as many environments, or as many as dist.env_shares gives it.
+    """Return the layout with equal shares of the environments, or with the shares of dist.env_shares.
 
-    UNEVEN gives the first ranks one more than the others, so that any number of ranks goes with any number of
-    environments. What cores ranks have is not known before they start, so nothing follows from it.
+    NEARLY_EQUAL gives the first ranks one environment more than the others, so that any number of ranks works with any
+    number of environments. It does not adapt to the cores of each rank, which are unknown before the ranks start.
     """
     if not sizes.env_shares:
-        return _layout(world_size, sizes, ())
+        return _learner_with_env_workers(world_size, sizes, ())
     num_envs, stepping = sizes.num_envs, world_size - 1
     if num_envs < stepping:
         raise ConfigError(
@@ -128,23 +145,23 @@ def env_workers(world_size: int, sizes: Sizes) -> Layout:
             f"environments needs one: use at most {num_envs + 1} ranks, or more environments"
         )
     shares = sizes.env_shares
-    if shares == UNEVEN:
+    if shares == NEARLY_EQUAL:
         fewest, rest = divmod(num_envs, stepping)
         shares = tuple(fewest + (place < rest) for place in range(stepping))
-    said = f"dist.env_shares={list(shares)}"
+    given = f"dist.env_shares={list(shares)}"
     if len(shares) != stepping:
         raise ConfigError(
-            f"{said} has {len(shares)} numbers: one is needed for each of the {stepping} ranks of "
+            f"{given} has {len(shares)} numbers: one is needed for each of the {stepping} ranks of "
             f"dist.world_size={world_size} that step environments"
         )
     if min(shares) < 1:
-        raise ConfigError(f"{said}: every rank steps at least 1 environment; use fewer ranks")
+        raise ConfigError(f"{given}: every rank steps at least 1 environment; use fewer ranks")
     if sum(shares) != num_envs:
-        raise ConfigError(f"{said} is {sum(shares)} environments in all: set env.num_envs={sum(shares)}")
-    return _layout(world_size, sizes, shares)
+        raise ConfigError(f"{given} is {sum(shares)} environments in all: set env.num_envs={sum(shares)}")
+    return _learner_with_env_workers(world_size, sizes, shares)
 
 
-def _layout(world_size: int, sizes: Sizes, shares: tuple[int, ...]) -> Layout:
+def _learner_with_env_workers(world_size: int, sizes: Sizes, shares: tuple[int, ...]) -> Layout:
     learner = Role(
         "learner", (0,), steps=False, acts=True, learns=True,
         does=("act for all environments, step after step", "learn from all of them"),
@@ -152,41 +169,24 @@ def _layout(world_size: int, sizes: Sizes, shares: tuple[int, ...]) -> Layout:
     workers = tuple(range(1, world_size))
     stepper = Role(
         "environments", workers, steps=True, acts=False, learns=False,
-        does=("step the environments by the actions that come, step after step",),
+        does=("step the environments by the actions that arrive, step after step",),
     )  # fmt: skip
-    # A rank with fewer fills its message up.
-    each = max(shares, default=-(-sizes.num_envs // len(workers)))
-    # Back come an observation, a final observation, a reward and five flags.
-    answer, steps = each * (2 * sizes.raw_obs_bytes + 8 + 5), sizes.rollout_steps
-    actions = sizes.num_envs * sizes.action_bytes
+    # Messages of a gather are equally long: a rank with fewer environments pads its own.
+    most = max(shares, default=-(-sizes.num_envs // len(workers)))
+    # A result is an observation, a final observation, a reward (8 bytes) and five flags.
+    result_bytes, steps = most * (2 * sizes.raw_obs_bytes + 8 + 5), sizes.rollout_steps
+    action_bytes = sizes.num_envs * sizes.action_bytes
     return Layout(
         (learner, stepper),
         (
-            Message("actions", "learner", "environments", "broadcast", steps, actions),
-            Message("what environments answer", "environments", "learner", "gather", steps, answer),
+            Message("actions", "learner", "environments", "broadcast", steps, action_bytes),
+            Message("results of a step", "environments", "learner", "gather", steps, result_bytes),
         ),
         shares,
     )
 
 
-_OF_WORKERS = ("step environments and act", "learn from the own share, gradients summed over all")
-_OF_PREEMPTED = (
-    "step environments and act, until done or until enough others are",
-    "learn from the own share, gradients summed over all, whatever its length",
-)
-_OF_DEVICES = (
-    "step environments and act, T steps in one call of C++",
-    "learn from the own share, an epoch in one call, gradients summed over all",
-)
-
-
-def _ddp(world_size: int, sizes: Sizes, does: tuple[str, ...] = _OF_WORKERS) -> Layout:
-    ranks = tuple(range(world_size))
-    worker = Role("worker", ranks, steps=True, acts=True, learns=True, does=does)
-    if world_size == 1:
-        return Layout((worker,), ())
-    gradients = Message("gradients", "worker", "worker", "sum", sizes.num_gradients, sizes.parameter_bytes)
-    return Layout((worker,), (gradients,))
+# -- central_inference: agents, and observers that step their environments.
 
 
 def _central_inference(world_size: int, sizes: Sizes) -> Layout:
@@ -196,14 +196,15 @@ def _central_inference(world_size: int, sizes: Sizes) -> Layout:
     )  # fmt: skip
     observer = Role(
         "observer", (), steps=False, acts=False, learns=False,
-        does=("step environments by the actions that come, each at its own pace",),
+        does=("step environments by the actions that arrive, each at its own pace",),
     )  # fmt: skip
-    steps, each = sizes.rollout_steps, sizes.num_envs // world_size
+    steps, local_num_envs = sizes.rollout_steps, sizes.num_envs // world_size
+    action_bytes = local_num_envs * sizes.action_bytes
+    # A result is an observation, a reward (8 bytes) and two flags.
+    result_bytes = local_num_envs * (sizes.raw_obs_bytes + 10)
     messages = [
-        Message("actions", "agent", "observer", "shared memory", steps, each * sizes.action_bytes),
-        Message(
-            "observations", "observer", "agent", "shared memory", steps, each * (sizes.raw_obs_bytes + 10)
-        ),
+        Message("actions", "agent", "observer", "shared memory", steps, action_bytes),
+        Message("observations", "observer", "agent", "shared memory", steps, result_bytes),
     ]
     if world_size > 1:
         messages.append(
@@ -212,66 +213,81 @@ def _central_inference(world_size: int, sizes: Sizes) -> Layout:
     return Layout((agent, observer), tuple(messages))
 
 
+# -- The declarations.
+
+_HERE = "ddppo.distributed.topologies"
+
 TOPOLOGIES = {
     topology.name: topology
     for topology in (
         TopologySpec(
-            "ddp", "W equal workers, each acts and learns", _ddp, "ddppo.distributed.topologies.ddp:Ddp"
+            "ddp",
+            "W equal workers, each acts and learns",
+            _equal_workers,
+            f"{_HERE}.ddp:Ddp",
         ),
         TopologySpec(
             "ddp_preempt",
             "W equal workers as of ddp, whose slow ones end their rollouts early",
-            functools.partial(_ddp, does=_OF_PREEMPTED),
-            "ddppo.distributed.topologies.ddp:DdpPreempt",
-            settings="ddppo.distributed.topologies.settings:PreemptSettings",
+            functools.partial(_equal_workers, does=_PREEMPTED_WORKER_TASKS),
+            f"{_HERE}.ddp:DdpPreempt",
+            settings=f"{_HERE}.settings:PreemptSettings",
         ),
         TopologySpec(
             "sync_actors",
             "rank 0 learns, the others act in step with it",
             sync_actors,
-            "ddppo.distributed.topologies.actors:SyncActors",
+            f"{_HERE}.actors:SyncActors",
             least_ranks=2,
         ),
-        ASYNC_ACTORS,
+        TopologySpec(
+            "async_actors",
+            "rank 0 learns, the others act at their own pace",
+            _async_actors,
+            f"{_HERE}.async_actors.learner:make",
+            least_ranks=2,
+            settings=f"{_HERE}.settings:AsyncActorsSettings",
+            own_pace=True,
+        ),
         TopologySpec(
             "multi_learner",
             "L learners sum their gradients, each learns from the rollouts of actors of its own",
             multi_learner,
-            "ddppo.distributed.topologies.actors:SyncActors",
+            f"{_HERE}.actors:SyncActors",
             least_ranks=2,
-            settings="ddppo.distributed.topologies.settings:MultiLearnerSettings",
+            settings=f"{_HERE}.settings:MultiLearnerSettings",
             subgroups=True,
         ),
         TopologySpec(
             "env_workers",
             "rank 0 acts and learns, the others step its environments",
             env_workers,
-            "ddppo.distributed.topologies.env_workers:EnvWorkers",
+            f"{_HERE}.env_workers:EnvWorkers",
             least_ranks=2,
-            settings="ddppo.distributed.topologies.settings:EnvWorkersSettings",
+            settings=f"{_HERE}.settings:EnvWorkersSettings",
         ),
         TopologySpec(
             "central_inference",
             "W agents, each acts for observers that step environments at their own pace",
             _central_inference,
-            "ddppo.distributed.topologies.central_inference:Agent",
+            f"{_HERE}.central_inference:Agent",
             env_backend="pool",
-            settings="ddppo.distributed.topologies.settings:CentralInferenceSettings",
+            settings=f"{_HERE}.settings:CentralInferenceSettings",
         ),
         TopologySpec(
             "device",
             "W equal workers, each computes its environments and its learning in C++",
-            functools.partial(_ddp, does=_OF_DEVICES),
-            "ddppo.distributed.topologies.device:Device",
+            functools.partial(_equal_workers, does=_CPP_WORKER_TASKS),
+            f"{_HERE}.device:Device",
             env_backend="batched",
-            check="ddppo.distributed.topologies.device:check",
+            check=f"{_HERE}.device:check",
         ),
     )
 }
 
 
 def find(name: str) -> TopologySpec:
-    """Return a topology by its name, or by the import path `module:attribute` of another. Raises ConfigError."""
+    """Return a topology by its name, or a user's by its import path `module:attribute`. Raises ConfigError."""
     if name in TOPOLOGIES:
         return TOPOLOGIES[name]
     if name == "env_workers_hetero":
@@ -286,7 +302,7 @@ def find(name: str) -> TopologySpec:
         )
     try:
         found = imported(name)
-    except Exception as e:  # what a module of one's own may raise
+    except Exception as e:  # a user's module may raise anything
         raise ConfigError(f"dist.topology={name} cannot be imported: {in_one_line(e)}") from e
     if not isinstance(found, TopologySpec):
         raise ConfigError(

@@ -1,4 +1,7 @@
-"""Settings of the topologies that have some of their own, each a dataclass that `TopologySpec.settings` names."""
+"""Settings of single topologies: each class has the keys of the section `dist` that only its topology knows.
+
+`TopologySpec.settings` names the class. The values' meanings appear in `--help`, and `check` refuses what cannot work.
+"""
 
 import math
 from dataclasses import dataclass
@@ -24,8 +27,8 @@ class MultiLearnerSettings(DistSettings):
 class EnvWorkersSettings(DistSettings):
     topology: str = setting("env_workers", "this topology's")
     env_shares: list[int] = setting(
-        meaning="environments of rank 1, 2, ..., env.num_envs in all; [] deals them evenly, [0] gives the first ranks "
-        "one more where that does not come out",
+        meaning="environments of rank 1, 2, ..., env.num_envs in all; []: equal shares; [0]: nearly equal shares, one "
+        "more for the first ranks",
         factory=list,
     )
 
@@ -35,12 +38,12 @@ class CentralInferenceSettings(DistSettings):
     topology: str = setting("central_inference", "this topology's")
     observers: int | None = setting(
         None,
-        "processes that step an agent's environments, an equal number each; null takes env.num_workers",
+        "processes that step an agent's environments, each an equal number; null: env.num_workers",
         low=1,
     )
     max_wait_ms: float | None = setting(
         None,
-        "how long a forward pass waits for further observers after the first one; null waits for all",
+        "how long a forward pass waits for further observers after the first one; null: for all",
         low=0,
         high=60_000,
     )
@@ -51,8 +54,8 @@ class CentralInferenceSettings(DistSettings):
             return
         if num_workers not in (None, observers):
             raise ConfigError(
-                f"dist.observers={observers} and env.num_workers={num_workers} say the same of "
-                f"distributed={self.topology} by two numbers: leave one of them out"
+                f"dist.observers={observers} and env.num_workers={num_workers} set the same number of "
+                f"distributed={self.topology} to different values: leave one of them out"
             )
         if num_envs % observers:
             divisors = [n for n in range(1, num_envs + 1) if num_envs % n == 0]
@@ -68,15 +71,14 @@ class AsyncActorsSettings(DistSettings):
     topology: str = setting("async_actors", "this topology's")
     max_lag: int | None = setting(
         None,
-        "largest number of updates between the parameters that acted and those "
-        "that learn; older rollouts are refused. 0: in step. null: the least number with which no actor "
-        "waits for an update",
+        "largest number of updates between the parameters that acted and the parameters that learn; older "
+        "rollouts are refused. 0: in step. null: the least number with which no actor waits for an update",
         low=0,
     )
     correction: str = setting(
         "clip",
-        "for rollouts of older parameters: clip (truncated importance ratios in "
-        "the advantages), vtrace (also in the value targets), none (only PPO's own clipping)",
+        "correction of rollouts from older parameters: clip (truncated importance ratios in the advantages), "
+        "vtrace (also in the value targets), none (only PPO's own clipping)",
         choices=("clip", "vtrace", "none"),
     )
 
@@ -86,9 +88,8 @@ class PreemptSettings(DistSettings):
     topology: str = setting("ddp_preempt", "this topology's")
     preempt_rule: str = setting(
         "fraction",
-        "how many ranks must finish before the others end their rollouts early: "
-        "fraction (sync_frac of them), throughput (the number with the most steps per second of rollout "
-        "and learning, by the last iterations)",
+        "how many ranks must finish before the others end their rollouts early: fraction (sync_frac of them), "
+        "throughput (the number with the most steps per second of rollout and learning in the last iterations)",
         choices=("fraction", "throughput"),
     )
     sync_frac: float = setting(
@@ -99,26 +100,27 @@ class PreemptSettings(DistSettings):
     )
     min_frac: float = setting(
         0.25,
-        "least share of its steps that a rank does before it ends a rollout early",
+        "least share of its steps that a rank takes before it ends a rollout early",
         low=0,
         high=1,
     )
     rollout_time_cap_s: float | None = setting(
         None,
-        "seconds after which a rank with min_frac of its steps ends its rollout by itself; null is no limit",
+        "seconds after which a rank with min_frac of its steps ends its rollout in any case; null: no limit",
         above=0,
         high=2_000_000,
     )
 
     @property
     def awaited_ranks(self) -> int:
-        """How many ranks must have ended their rollouts before others may end theirs early."""
-        return max(1, math.ceil(self.sync_frac * self.world_size - 1e-9))  # .6 of 5 are 3
+        """Number of ranks that must have finished their rollouts before others may end theirs early."""
+        # Rounded up; the 1e-9 keeps .6 * 5 = 3.0000000000000004 at 3.
+        return max(1, math.ceil(self.sync_frac * self.world_size - 1e-9))
 
     def check(self) -> None:
         if self.min_frac == 1:
             raise ConfigError(
-                "dist.min_frac=1 asks for all steps of every rollout, so that none could end early: use less than 1, "
+                "dist.min_frac=1 asks for all steps of every rollout, so no rollout could end early: use less than 1, "
                 "or distributed=ddp"
             )
         if self.preempt_rule == "throughput" and self.sync_frac != 0.6:
@@ -129,7 +131,7 @@ class PreemptSettings(DistSettings):
 
     @property
     def warning(self) -> str | None:
-        """What to say of a run in which no rank can end early."""
+        """A warning if no rollout of this run can end early, else None."""
         if self.preempt_rule != "fraction" or self.rollout_time_cap_s is not None:
             return None
         if self.awaited_ranks < self.world_size:
