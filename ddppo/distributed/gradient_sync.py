@@ -10,8 +10,8 @@ brackets add one; W = 1 makes none):
  1. barrier after the rollout; a rank waits here for the slowest rollout          loop/iteration.py
  2. gather of reward moments [ppo.normalize_rewards]                              ppo/normalization.py
  3. gather of rollout statistics: sample counts, moments of advantages, returns
-    and observations. Advantages are normalised over ranks with these             ppo/minibatches.py
- 4. gather of advantage moments [ppo.normalize_advantages=minibatch]              ppo/minibatches.py
+    and observations. Advantages are normalised over ranks with these             ppo/rollout_stats.py
+ 4. gather of advantage moments [ppo.normalize_advantages=minibatch]              ppo/rollout_stats.py
  5. sum of the gradient, once a minibatch: num_epochs * num_minibatches times     this file
  6. gather of the KL divergence, once an epoch [ppo.target_kl, or
     ppo.lr_schedule=adaptive]: all ranks stop at the same epoch                   ppo/learner.py

@@ -1,4 +1,8 @@
-"""What a rank needs of its machine: a device, threads, its peers, an end."""
+"""How a rank joins its run and leaves it: device, CPU threads, the group of all ranks, the end of the process.
+
+`join` is called first in the life of a rank. It reads the environment variables that the launcher or torchrun sets
+(RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT), and returns the group and the device.
+"""
 
 import os
 import shutil
@@ -31,29 +35,27 @@ from ddppo.processes.machine import available_cores
 from ddppo.processes.signals import die_with_parent, end_processes_left
 from ddppo.terminal import warn
 
-# Products of weights in a minibatch from which a second thread pays: operations must last milliseconds, for waking
-# a thread takes tens of us. At 2e7 (64 units, 2,048 samples) two threads need 1.7 times one's time on some machines and
-# .6 times on others; acting, in far smaller operations, loses as much.
+# Multiplications by weights in a minibatch from which a second thread pays. Waking a thread takes tens of us, so
+# operations must last milliseconds. At 2e7 (64 units, 2,048 samples) two threads take 1.7 times as long as one on some
+# machines, and .6 times as long on others; acting, with far smaller operations, loses as much.
 _THREADS_PAY_FROM = 1_000_000_000
 
 
 def resolve_device(device: str, local_rank: int = 0) -> torch.device:
-    """Return the device of a rank. Raises ConfigError where CUDA is asked for and absent."""
+    """Return the device of a rank. Raises ConfigError if the run asks for CUDA and there is none."""
     if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ConfigError(
-            "device=cuda, but torch sees no CUDA device here: use device=cpu, or device=auto to take what there is"
+            "device=cuda, but torch sees no CUDA device here: use device=cpu, or device=auto for a GPU if there is one"
         )
     return torch.device("cuda", local_rank % torch.cuda.device_count())
 
 
 def device_of_rank(config: Config, rank: int, local_rank: int) -> torch.device:
-    """Return the device of a rank: config.device's if it acts or learns; one that only steps needs nothing but a CPU.
+    """Return the device of a rank: the device of the run if the rank acts or learns, else the CPU.
 
-    dist.reduction=ordered computes on CPUs.
-
-    Raises ConfigError where CUDA is asked for, needed and absent.
+    With dist.reduction=ordered all ranks compute on CPUs. Raises ConfigError if CUDA is asked for, needed and missing.
     """
     role = layout(config).role(rank)
     needs_any = (role.acts or role.learns) and config.dist.reduction == "fast"
@@ -61,14 +63,15 @@ def device_of_rank(config: Config, rank: int, local_rank: int) -> torch.device:
 
 
 def has_own_gpu(device: torch.device, local_world_size: int) -> bool:
-    """Return whether every rank of this machine has a GPU of its own."""
+    """Return whether every rank of this machine has its own GPU."""
     return device.type == "cuda" and local_world_size <= torch.cuda.device_count()
 
 
 def check_collective(config: Config, device: torch.device, local_world_size: int) -> None:
-    """Raise ConfigError where ranks of this machine cannot use what dist.collective asks for.
+    """Raise ConfigError if ranks of this machine cannot use dist.collective.
 
-    What they load is compiled on the way, if it was not before: once, and not by every rank.
+    The launcher calls it before it starts the ranks. So the shared-memory library is compiled here, once, and not by
+    every rank.
     """
     kind = config.dist.collective
     if kind == "nccl" and not has_own_gpu(device, local_world_size):
@@ -79,7 +82,7 @@ def check_collective(config: Config, device: torch.device, local_world_size: int
     if config.dist.world_size == 1:
         return
     is_one_machine = local_world_size == config.dist.world_size
-    speaks_gloo = kind == "gloo" or config.dist.grad_sync == "ddp" or not is_one_machine
+    uses_gloo = kind == "gloo" or config.dist.grad_sync == "ddp" or not is_one_machine
     if kind in ("auto", "shm"):
         try:
             SHARED_MEMORY.load()
@@ -89,27 +92,27 @@ def check_collective(config: Config, device: torch.device, local_world_size: int
                 raise ConfigError(
                     f"dist.collective=shm needs its compiled part: {e}; {remedy} dist.collective=gloo"
                 ) from e
-            speaks_gloo = True
+            uses_gloo = True
     if kind == "nccl" or (kind == "auto" and has_own_gpu(device, local_world_size)):
         check_interfaces("NCCL_SOCKET_IFNAME")
-    elif speaks_gloo:
+    elif uses_gloo:
         check_interfaces("GLOO_SOCKET_IFNAME")
 
 
 def cores_per_rank(local_world_size: int) -> int:
-    """Return the cores that a rank has to itself, at least 1: a share of this machine's, or what a scheduler gave."""
-    if allotted := os.environ.get("DDPPO_CORES_PER_RANK"):  # whether or not it also bound the rank to them
+    """Return the number of CPU cores per rank, at least 1: this machine's over its ranks, or the scheduler's number."""
+    # The scheduler may have bound the rank to these cores, or not.
+    if allotted := os.environ.get("DDPPO_CORES_PER_RANK"):
         return min(int(allotted), available_cores())
     return max(1, available_cores() // local_world_size)
 
 
 def threads_per_rank(config: Config, local_world_size: int, work: int) -> int:
-    """Return the CPU threads of one rank, unless set: its cores where a minibatch is work enough for them, else 1.
+    """Return the number of torch's CPU threads on one rank: dist.threads_per_rank, or by default its cores or 1.
 
-    1 where results are to be the same bits at any W, for sums depend on the number of threads.
-
-    `work` is how many products of weights a rank's minibatch takes. torch's default of all cores on every rank makes
-    ranks fight for them.
+    It is its cores if a minibatch has enough work for them. With dist.reduction=ordered it is 1, because sums depend on
+    the number of threads. torch's own default, all cores of the machine on every rank, makes ranks compete for cores.
+    `work` is the number of multiplications by weights in a rank's minibatch.
     """
     enough = work >= _THREADS_PAY_FROM and config.dist.reduction == "fast"
     return config.dist.threads_per_rank or (cores_per_rank(local_world_size) if enough else 1)
@@ -118,16 +121,19 @@ def threads_per_rank(config: Config, local_world_size: int, work: int) -> int:
 def join(
     config: Config, enter: Callable[[float], dist.Store] = rendezvous_store
 ) -> tuple[Group, torch.device]:
-    """Make this process the rank that its environment says it is. At W = 1, or own pace, it is a group of its own.
+    """Join the run as the rank that the environment variables name; return the group of all ranks, and the device.
 
-    `enter` returns the store in which the ranks meet, within as many seconds as it is given.
+    At W = 1, and on a rank at its own pace, the group contains this rank alone. `enter(timeout_s)` returns the store in
+    which the ranks meet.
     """
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     rank, local_rank = (int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK"))
+    # 1. Device and threads. The number of threads is set again once the size of the model is known.
     device = device_of_rank(config, rank, local_rank)
-    torch.set_num_threads(1)  # until the size of the model is known
+    torch.set_num_threads(1)
     if config.dist.world_size == 1:
         return Group(), device
+    # 2. The network. A rank whose launcher is killed must not live on.
     die_with_parent()
     if local_world_size == config.dist.world_size:  # one machine needs no network
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
@@ -136,11 +142,14 @@ def join(
         warn(warning)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    # 3. The store of the launcher, where ranks find one another.
     world_size = int(os.environ["WORLD_SIZE"])
     store = enter(config.dist.timeout_s)
     if find(config.dist.topology).own_pace:
-        note_met(store)  # whom it waits for it waits for with a limit, and notices the end of
+        # Every wait of such a rank has a limit of its own, and it notices the end of the rank that it waits for.
+        note_met(store)
         return OwnPace(store, rank, world_size, config.dist.timeout_s), device
+    # 4. The group of all ranks.
     wanted = Wanted(
         config.dist.collective,
         device,
@@ -164,11 +173,11 @@ def join(
 def leave(exit_code: int) -> NoReturn:
     """End a rank's process at once, without destructors.
 
-    After a fault they may wait for a peer that is gone. After success a thread of Gloo may still free its last tensor,
-    ask for the interpreter lock while Python shuts down, and abort the process (seen once in ten runs at W = 4).
+    After a fault they may wait for a lost peer. After success a thread of Gloo may still free its last tensor, ask for
+    the interpreter lock while Python shuts down, and abort the process (seen once in ten runs at W = 4).
     """
-    # Where multiprocessing's servers listen, if a task has any: a destructor would remove it. get_temp_dir() would make
-    # it first, for a killed process to leave behind.
+    # If a task uses multiprocessing's servers, they listen in a temporary folder that a destructor would remove. Read
+    # its name without get_temp_dir(), which would create a folder first.
     if temporary := getattr(current_process(), "_config", {}).get("tempdir"):
         shutil.rmtree(temporary, ignore_errors=True)
     end_processes_left()

@@ -1,7 +1,7 @@
-"""The network that ranks meet over: an address that answers, interfaces that exist, the store; in a sentence if not.
+"""The network over which ranks meet: addresses, network interfaces, and the store, with one sentence for each failure.
 
-What torch waits for inside C++ no signal of Python's interrupts, and what fails there prints its stack. So addresses
-are tried from Python first, and torch connects to what answers.
+torch waits for connections inside C++, where Ctrl-C does not interrupt it, and its failures print C++ stacks. So this
+module tries addresses from Python first, and torch connects only to an address that answers.
 """
 
 import os
@@ -17,9 +17,10 @@ import torch.distributed as dist
 
 from ddppo.errors import CollectiveError, ConfigError, TrainingError, first_sentence
 
-_PROBE_S = 0.4  # the kernel answers for a socket that listens, however busy the machine is
-_AGAIN_S = 0.1
-# How long a name may be unknown, a network unreachable or torchrun's own store not there: it was there a moment ago.
+_PROBE_S = 0.4  # enough on a busy machine too: the kernel, not the process, accepts a connection
+_AGAIN_S = 0.1  # between two attempts to connect
+# Seconds for which a host name may be unknown, a network unreachable, or torchrun's own store missing. They were there
+# when torchrun started this rank, so waiting for dist.timeout_s would be pointless.
 _PATIENCE_S = 10.0
 _LOOPBACK = ("127.0.0.1", "::1")
 
@@ -30,10 +31,7 @@ def loopback_interface() -> str:
 
 
 def loopback_address() -> str:
-    """Return an address under which the processes of this machine reach one another.
-
-    Raises ConfigError within a second where there is none.
-    """
+    """Return the loopback address of this machine, IPv4 or IPv6. Raises ConfigError within a second if none works."""
     failures = []
     for address in _LOOPBACK:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -45,14 +43,15 @@ def loopback_address() -> str:
             failures.append(f"{address}: {_reason(e)}")
     raise ConfigError(
         f"ranks of this machine cannot reach one another over its loopback interface ({'; '.join(failures)}): bring it "
-        "up (ip link set lo up) and have the firewall let it pass, or use dist.world_size=1"
+        "up (ip link set lo up) and let the firewall allow it, or use dist.world_size=1"
     )
 
 
 def unknown_interface(environ: Mapping[str, str], variable: str, names: Sequence[str]) -> str | None:
-    """Return what is wrong with GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME, if it names no interface among `names`.
+    """Return an error message if GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names no interface among `names`, else None.
 
-    Gloo takes whole names, NCCL their beginnings, `=` before whole names, `^` before those to leave out.
+    Gloo's variable holds whole names. NCCL's holds beginnings of names, or `=` and whole names, or `^` and names to
+    exclude.
     https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
     """
     value = environ.get(variable, "")
@@ -73,7 +72,7 @@ def unknown_interface(environ: Mapping[str, str], variable: str, names: Sequence
 
 
 def check_interfaces(*variables: str) -> None:
-    """Raise ConfigError where an environment variable names an interface that this machine does not have."""
+    """Raise ConfigError if an environment variable names an interface that this machine does not have."""
     names = [name for _, name in socket.if_nameindex()]
     for variable in variables:
         if wrong := unknown_interface(os.environ, variable, names):
@@ -81,9 +80,9 @@ def check_interfaces(*variables: str) -> None:
 
 
 def check_host_name() -> str | None:
-    """Return a warning where Gloo would tell other hosts an address of this one that means themselves.
+    """Return a warning if Gloo would give other hosts a loopback address of this one, else None.
 
-    Without GLOO_SOCKET_IFNAME it takes the address of the host's name, or the loopback's if the name has none.
+    Without GLOO_SOCKET_IFNAME Gloo uses the address of the host's name, or loopback if the name does not resolve.
     """
     name = socket.gethostname()
     try:
@@ -101,15 +100,15 @@ def check_host_name() -> str | None:
 
 
 def launchers_store(timeout_s: float) -> dist.Store:
-    """Return the store of the process that started this rank by start_ranks."""
+    """Return the store of the launcher that started this rank (launch/local_ranks.py)."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     return dist.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=timeout_s))
 
 
 def rendezvous_store(timeout_s: float) -> dist.Store:
-    """Return the store that torchrun's environment variables describe: torchrun's, or one that rank 0 holds.
+    """Return the store at MASTER_ADDR and MASTER_PORT: torchrun's, or one that rank 0 opens.
 
-    Raises CollectiveError where it does not answer for `timeout_s`, TrainingError where rank 0 cannot open it.
+    Raises CollectiveError if it does not answer within `timeout_s`, TrainingError if rank 0 cannot open it.
     """
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     is_torchruns = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -129,12 +128,13 @@ def rendezvous_store(timeout_s: float) -> dist.Store:
         else:
             made.put(store)
 
-    # In a thread: torch waits without a limit, and deaf to Ctrl-C, for the answer of what is no store.
+    # In a thread, because if another program listens at the address, torch waits for its answer without a limit and
+    # without reacting to Ctrl-C.
     threading.Thread(target=make, daemon=True).start()
     try:
         found = made.get(timeout=timeout_s)
     except queue.Empty:
-        found = RuntimeError("what listens there does not answer as a store of torch")
+        found = RuntimeError("the program that listens there does not answer as a store of torch")
     if not isinstance(found, RuntimeError):
         return found
     if not is_master:
@@ -142,7 +142,7 @@ def rendezvous_store(timeout_s: float) -> dist.Store:
             f"no rendezvous at {address}:{port} (MASTER_ADDR, MASTER_PORT): {first_sentence(found)}"
         )
     is_taken = "EADDRINUSE" in str(found)
-    why = "another program, or what is left of a run, holds the port" if is_taken else first_sentence(found)
+    why = "another program, or the rest of a run, holds the port" if is_taken else first_sentence(found)
     raise TrainingError(
         f"rank 0 cannot listen at {address}:{port} (MASTER_ADDR, MASTER_PORT): {why}; choose another MASTER_PORT, by "
         "torchrun's --master-port"
@@ -150,7 +150,11 @@ def rendezvous_store(timeout_s: float) -> dist.Store:
 
 
 def _reach(address: str, port: int, timeout_s: float, *, is_there: bool) -> None:
-    """Wait until something listens; is_there: it did before this process began, and is gone if it does not."""
+    """Wait until a program listens at an address. Raises CollectiveError after `timeout_s`.
+
+    is_there: the program listened before this process began (torchrun). A refused connection then means that it has
+    ended, and the wait is short.
+    """
     began = time.monotonic()
     while True:
         try:
@@ -182,7 +186,7 @@ def _reason(error: OSError) -> str:
 
 
 def in_one_sentence(error: RuntimeError, rank: int, timeout_s: float) -> TrainingError:
-    """Return the error of a rank that did not meet the others, for what torch.distributed said."""
+    """Return the error of a rank that did not meet the others, from the error of torch.distributed."""
     names = [name for _, name in socket.if_nameindex()]
     if re.search("address for|interface|device", str(error)) and isinstance(error, RuntimeError):
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
