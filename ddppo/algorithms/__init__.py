@@ -1,1 +1,1 @@
-"""What an algorithm brings beside PPO's arithmetic: today task samplers, which say what episodes begin with."""
+"""Algorithms beside PPO: GRPO, and the task samplers that choose the seeds and options of episodes."""

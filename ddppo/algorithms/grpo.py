@@ -1,8 +1,8 @@
 """GRPO: advantages relative to a group of rollouts of one task, instead of a value function.
 
-A group is several rollouts of one task from one seed. K groups over all ranks have the same numbers on every rank; a
-rank holds n rollouts, of at most T tokens each, of any of the groups. A token is what the policy chooses at once: an
-action, if the task has no text.
+A group is several rollouts of one task from one seed. There are K groups over all ranks, numbered alike on every rank.
+A rank holds n rollouts of at most T tokens each, which may belong to any groups. A token is one choice of the policy;
+if the task has no text, it is an action.
 
     EpisodeCollector    collects one whole episode of each environment
     GroupRelative       estimates one advantage for each rollout from the returns of its group
@@ -36,10 +36,10 @@ from ddppo.spaces import each
 
 
 class EpisodeCollector(Collector):
-    """Collects one episode of each environment, cut after T steps; rows after its end are not valid.
+    """Collects one episode of each environment, cut after T steps.
 
-    An episode whose process was lost has no valid row. Values are 0, for nobody learns any. A batch steps all of its
-    environments until the last episode is over; what others answer after their own counts for nothing.
+    All environments are stepped until the last episode is over. Rows after the end of an environment's own episode are
+    not valid, and an episode whose process was lost has no valid row. Values are 0: GRPO learns none.
     """
 
     whole_episodes = True
@@ -49,17 +49,18 @@ class EpisodeCollector(Collector):
         self._begin(noise)
         ends: list[End] = []
         is_over = np.zeros(self.env.num_envs, dtype=bool)
-        last = np.full(self.env.num_envs, self.rollout_steps - 1)  # row of each episode's last step
+        last = np.full(self.env.num_envs, self.rollout_steps - 1)  # row in which each episode ends
         try:
             for t in range(self.rollout_steps):
                 self.acting.act(t)
                 self._step(t, ends)
+                # A lost life (Atari) ends an episode for learning only; the game goes on.
                 ended = [i for i in _ended_in(t, ends) if (t, i) not in self._life_losses and not is_over[i]]
                 is_over[ended], last[ended] = True, t
                 if is_over.all():
                     break
-        except Exception:
-            self._check(ends)  # perhaps an earlier step returned NaN: that is then the error to report
+        except Exception:  # NaN from an environment may be the cause: then `_check` raises a better error
+            self._check(ends)
             raise
         self._check(ends)
         return self._finished(is_over, last)
@@ -68,7 +69,9 @@ class EpisodeCollector(Collector):
         """Return the rollout of episodes whose last rows are `last` `[E]`, and those that were not lost."""
         envs, is_within = np.arange(self.env.num_envs), np.arange(self.rollout_steps)[:, None] <= last
         terminated, truncated, valid, episode_start = self.flags
-        is_lost = is_over & ~valid[last, envs]  # a step that nobody answered ended it
+        # An episode is lost if its last row is a pseudo-step: the process was lost, and did not answer.
+        is_lost = is_over & ~valid[last, envs]
+        # Clear the flags of rows after the end, and of lost lives. An episode that is cut after T steps is truncated.
         for t, i in self._life_losses:
             terminated[t, i] = False
         terminated &= is_within
@@ -85,14 +88,14 @@ class EpisodeCollector(Collector):
             for i in np.flatnonzero(~is_lost).tolist()
         ]
         masks, _ = self._compute_logprobs(self.rollout_steps)
-        nothing = torch.zeros_like(self.logprobs)
+        no_values = torch.zeros_like(self.logprobs)
         flags = torch.from_numpy(self.flags).to(self.device)
         rollout = Rollout(
             obs=each(lambda x: x[:-1], self.obs),
             actions=self.actions,
             logprobs=self.logprobs,
-            values=nothing,
-            next_values=nothing,
+            values=no_values,
+            next_values=no_values,
             rewards=torch.from_numpy(rewards).to(self.device),
             terminated=flags[0],
             truncated=flags[1],
@@ -111,18 +114,18 @@ def _ended_in(t: int, ends: list[End]) -> list[int]:
 # -- Advantages within groups.
 
 
-_SHARE, _SHARE_FLOAT32 = 1e-12, 1e-6  # of a reward, by which rounding may have moved it
+_ROUNDING, _ROUNDING_FLOAT32 = 1e-12, 1e-6  # relative errors of a reward by rounding
 
 
-def rounding_of_returns(rewards: torch.Tensor, as_told: torch.Tensor) -> torch.Tensor:
-    """Return by how much rounding may have moved the return of each rollout, float64 `[n]`.
+def rounding_of_returns(rewards: torch.Tensor, unscaled: torch.Tensor) -> torch.Tensor:
+    """Return a bound on the rounding error of each rollout's return, float64 `[n]`.
 
-    rewards `[T, n]` float64: what is summed, 0 where nothing is. as_told `[T, n]` float64: the same before they were
-    scaled. A sum of float64, the task's or ours, is off in its last digits. A reward that float32 holds, and that is
-    no whole number, was computed in float32, perhaps, and is off in float32's.
+    rewards `[T, n]` float64: the summands, 0 in rows that are not valid. unscaled `[T, n]` float64: the rewards of the
+    task, before scaling. A sum in float64 is wrong in its last digits. A reward that float32 can hold, and that is no
+    whole number, was perhaps computed in float32, and is wrong in the last digits of float32.
     """
-    is_float32 = (as_told == as_told.float()) & (as_told != as_told.round())
-    return (rewards.abs() * torch.where(is_float32, _SHARE_FLOAT32, _SHARE)).sum(dim=0)
+    is_float32 = (unscaled == unscaled.float()) & (unscaled != unscaled.round())
+    return (rewards.abs() * torch.where(is_float32, _ROUNDING_FLOAT32, _ROUNDING)).sum(dim=0)
 
 
 def group_statistics(
@@ -130,9 +133,9 @@ def group_statistics(
 ) -> torch.Tensor:
     """Return (count, mean, M2, min, max, rounding) of this rank's returns in each group, float64 `[6, K]`.
 
-    returns, rounding, groups (whole numbers below K), valid `[n]`: a rollout that is not valid failed, and is in no
-    group. M2 is the sum of squared deviations from the mean, rounding that of the return that it may have moved most.
-    A group without rollouts here has count 0, min inf, max -inf and rounding 0.
+    returns, rounding, groups (numbers below K) and valid are `[n]`. A rollout that is not valid has failed, and counts
+    in no group. M2 is the sum of squared deviations from the mean; rounding is the largest bound in the group. A group
+    without rollouts on this rank has count 0, min inf, max -inf and rounding 0.
     """
     x, index = returns[valid].double(), groups[valid]
     zeros = x.new_zeros(num_groups)
@@ -146,22 +149,22 @@ def group_statistics(
 
 
 def merge_group_statistics(parts: torch.Tensor) -> torch.Tensor:
-    """Combine the ranks' statistics of their parts of K groups, `[W, 6, K]`, into those of the groups, `[6, K]`."""
+    """Combine the statistics of W ranks, `[W, 6, K]`, into those of whole groups, `[6, K]`."""
     return torch.cat([merge_moments(parts[:, :3]), parts[:, 3:4].amin(dim=0), parts[:, 4:].amax(dim=0)])
 
 
 def has_spread(merged: torch.Tensor) -> torch.Tensor:
-    """Return for each group `[K]` bool whether its returns differ, so that there is something to learn from it.
+    """Return for each group `[K]` bool whether its returns differ, by max - min > rounding.
 
-    By min and max, and by more than rounding: sums of the same rewards, come at other steps, differ in their last
-    digits, and dividing by such a deviation would make advantages of +-1 from nothing.
+    The same rewards at other steps add up to other last digits. Without the bound, dividing by such a deviation would
+    turn rounding into advantages of +-1.
     """
     low, high, rounding = merged[3:]
     return high - low > rounding
 
 
 def num_without_spread(merged: torch.Tensor) -> int:
-    """Return how many groups have rollouts, but none from which to learn."""
+    """Return the number of groups whose rollouts have equal returns, so that nothing can be learned from them."""
     return int(((merged[0] > 0) & ~has_spread(merged)).sum())
 
 
@@ -173,12 +176,11 @@ def group_advantages(
     *,
     divide_by_std: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return advantages `[n]` of this rank's rollouts, and `[n]` bool which of them are used; the others have 0.
+    """Return advantages `[n]` of this rank's rollouts, and `[n]` bool whether each is used; unused ones have 0.
 
-    A_i = (r_i - mean(r)) / std(r) over the group of i (GRPO, section 4.1.2), std the population's; without
+    A_i = (r_i - mean(r)) / std(r) over the group of i (GRPO, section 4.1.2), with the population's std. Without
     `divide_by_std` A_i = r_i - mean(r) (Dr. GRPO, section 3: dividing favours tasks that are nearly always, or nearly
-    never, achieved). Failed rollouts are not used, nor are groups without spread. merged: statistics `[6, K]` of all
-    ranks.
+    never, achieved). Failed rollouts and groups without spread are not used. merged: statistics `[6, K]` of all ranks.
     """
     count, mean, squares, *_ = merged
     used = valid & has_spread(merged)[groups]
@@ -192,14 +194,16 @@ def group_advantages(
 def token_weights(
     own: torch.Tensor, used: torch.Tensor, dtype: torch.dtype, *, mean_over: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return weights `[T, n]` of tokens in the loss, and what each adds to the count that divides it, `[T, n]`.
+    """Return the weights of tokens in the loss and their contributions to its divisor, both `[T, n]`.
 
-    The loss is sum(weights * losses) / sum(counts), both over all ranks. own `[T, n]`, used `[n]` bool. mean_over:
-    "tokens": of all tokens, whoever's (DAPO, section 3.3);
-    "episodes": of the mean over each rollout's own tokens (GRPO, eq. 3), so tokens of long ones weigh less;
-    "constant": over rollouts, of their tokens' sum / T, however long they are (Dr. GRPO, section 3: a mean over their
-    own tokens would favour long wrong answers).
-    A rollout without tokens of its own counts only where its sum, of 0, is a rollout's: "constant".
+    The loss is sum(weights * losses) / sum(counts), over all ranks. own `[T, n]` bool: tokens that the policy chose.
+    used `[n]` bool: rollouts with an advantage. mean_over is one of
+
+    "tokens": the mean over all tokens of all rollouts (DAPO, section 3.3);
+    "episodes": the mean over rollouts of the mean over a rollout's tokens (GRPO, eq. 3): tokens of long rollouts weigh
+    less;
+    "constant": the mean over rollouts of the sum over a rollout's tokens / T (Dr. GRPO, section 3: the mean over a
+    rollout's own tokens would favour long wrong answers). Only here a rollout without tokens counts, with a sum of 0.
     """
     weights = (own & used).to(dtype)
     if mean_over == "tokens":
@@ -212,15 +216,13 @@ def token_weights(
 
 
 class GroupRelative:
-    """The return of a whole rollout against those of its group: one advantage for all of its tokens.
+    """Compares the return of a whole rollout with the returns of its group: one advantage for all its tokens.
 
-    Environment i of all ranks is in group i // ppo.group_size. A rollout that failed has no valid row.
+    The environment with global index i is in group i // ppo.group_size. A failed rollout has no valid row.
     """
 
     learns_values = False
-    reads_float64 = (
-        True  # rewards, until advantages are known: float32 does not tell 30,000,000 from 30,000,001
-    )
+    reads_float64 = True  # of rewards: float32 does not distinguish 30,000,000 from 30,000,001
 
     def __init__(
         self,
@@ -235,6 +237,7 @@ class GroupRelative:
         self.gather = gather
 
     def __call__(self, rollout: Rollout, rewards: torch.Tensor) -> Estimates:
+        # 1. The return of each rollout, and its group.
         config, valid = self.config, rollout.valid
         num_groups = self.num_envs // config.group_size
         envs = torch.arange(self.first_env, self.first_env + rewards.shape[1], device=rewards.device)
@@ -242,9 +245,11 @@ class GroupRelative:
         counted = torch.where(valid, rewards.double(), 0.0)
         returns = counted.sum(dim=0)
         rounding = rounding_of_returns(counted, rollout.rewards.double())
+        # 2. Statistics of whole groups, whose rollouts may lie on several ranks: one collective.
         own = group_statistics(returns, rounding, groups, succeeded, num_groups)
-        of_ranks = self.gather(own.flatten().cpu()).unflatten(1, own.shape)
-        merged = merge_group_statistics(of_ranks).to(rewards.device)
+        all_ranks = self.gather(own.flatten().cpu()).unflatten(1, own.shape)  # [W, 6 * K] -> [W, 6, K]
+        merged = merge_group_statistics(all_ranks).to(rewards.device)
+        # 3. Advantages, and the weight of each token in the loss.
         advantages, used = group_advantages(
             returns, groups, succeeded, merged, divide_by_std=config.divide_by_std
         )
@@ -270,18 +275,18 @@ class GroupRelative:
         }
 
 
-# -- The policy that ppo.kl_coef holds a run's policy to.
+# -- The reference policy of the KL penalty, ppo.kl_coef.
 
 
-_ROWS = 8192  # of one forward; they bound memory, not results
+_ROWS = 8192  # rows of one forward pass; they bound memory, not results
 
 
 class Reference:
-    """A copy of the parameters that a run began with. at, distribution: the model's, whose parameters these are."""
+    """A copy of the parameters at the start of the run."""
 
     def __init__(
         self,
-        parameters: torch.nn.Parameter,
+        parameters: torch.nn.Parameter,  # the model's, as one vector
         distribution: Callable[[torch.Tensor, torch.Tensor | None], ActionDistribution],
         model: EvaluateActions,
     ) -> None:
@@ -292,12 +297,13 @@ class Reference:
 
     @torch.no_grad()
     def logprobs(self, batch: MinibatchSource) -> torch.Tensor:
-        """Return log pi_ref of what was done, in the shape of the batch's other fields; 0 for what weighs nothing."""
+        """Return log pi_ref of the actions, in the shape of the batch's other fields; 0 for samples of weight 0."""
         weights = batch.fields["weights"]
         found = torch.zeros_like(weights)
         is_used = weights > 0 if weights.ndim == 1 else (weights > 0).any(dim=1)
         used = is_used.nonzero().squeeze(1)
         rows = max(1, _ROWS // weights[0].numel())
+        # Put the reference parameters into the model for a moment; it is one vector, so this is one copy.
         now = self._parameters.detach().clone()
         self._parameters.data.copy_(self.vector)
         try:
@@ -316,7 +322,7 @@ class Reference:
 
 
 class GrpoLearner(Learner):
-    """PPO's learner with group-relative advantages, no value function, and with ppo.kl_coef a reference policy."""
+    """PPO's learner with group-relative advantages and no value function; with ppo.kl_coef, a reference policy."""
 
     def __init__(
         self,

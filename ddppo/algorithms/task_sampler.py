@@ -1,18 +1,20 @@
-"""Task samplers: what episodes begin with, their seeds and the options of their resets. (The word is AllenAct's.)
+"""Task samplers choose the seeds and reset options of episodes. (The word is AllenAct's.)
 
-The loop asks the run's sampler and tells it what came of it; topologies know nothing of it:
+The loop calls the sampler of the run like this; topologies only receive samples:
 
     sampler = make_sampler(config, spec, num_envs)
-    if not sampler.every_iteration:                        # rollouts go on where the last ones ended
-        program.reset(sampler.sample(0))
+    if not sampler.every_iteration:                        # PPO: a rollout continues where the last one ended
+        topology.reset(sampler.sample(0))
     for iteration in 1, 2, ...:
-        if sampler.every_iteration:                        # each iteration is of episodes that begin with it
-            program.reset(sampler.sample(iteration))
+        if sampler.every_iteration:                        # GRPO, text, searches: each iteration begins new episodes
+            topology.reset(sampler.sample(iteration))
         ...                                                # collect, learn
         sampler.update(results, messages)
     sampler.conclude()
 
-Every rank has a sampler, which is told the same on all of them and so says the same. Imports no torch.
+Every rank has a sampler. All of them get the same results and messages, so all return the same samples. A sampler
+derives its seeds from the global index of an environment, never from the rank, so samples do not depend on W. This
+module imports no torch.
 """
 
 import hashlib
@@ -37,18 +39,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TaskSample:
-    """What the next episodes of a run begin with, by the index of the environment among all N.
+    """Seeds and reset options of the next episodes, by the global index of the environment, 0 to N - 1."""
 
-    iteration: number of the iteration that they begin with, where every iteration begins some; else how many are done.
-    options_of: of Gymnasium's reset; None where there are none.
-    """
-
-    iteration: int
+    iteration: int  # the iteration that begins with these episodes; without `every_iteration`, the number done so far
     seed_of: Callable[[int], int]
-    options_of: Callable[[int], dict[str, Any]] | None = None
+    options_of: Callable[[int], dict[str, Any]] | None = None  # of Gymnasium's reset; None for no options
 
     def of(self, env_indices: Iterable[int]) -> tuple[list[int], list[dict[str, Any]] | None]:
-        """Return the seeds of these environments, and their options."""
+        """Return the seeds of these environments, and their options or None."""
         indices = list(env_indices)
         options = None if self.options_of is None else [self.options_of(i) for i in indices]
         return [self.seed_of(i) for i in indices], options
@@ -56,117 +54,120 @@ class TaskSample:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeResults:
-    """What came of the N episodes of an iteration, `[N]` float64, the same on all ranks.
+    """Results of the N episodes of an iteration, `[N]` float64, equal on all ranks."""
 
-    achieved: 1 or 0, NaN where an episode failed or its environment does not tell. was_played: 1 where it did not fail.
-    """
-
-    achieved: "torch.Tensor"
-    was_played: "torch.Tensor"
+    achieved: "torch.Tensor"  # 1 if the task was achieved, 0 if not; NaN if the episode failed or does not report it
+    was_played: "torch.Tensor"  # 0 if the episode failed, for example with its process, else 1
 
     def rates(self, group_size: int) -> list[float | None]:
-        """Return for each group the share of its episodes that achieved; None where that is known of none."""
-        of_groups = self.achieved.view(-1, group_size).nanmean(dim=1).tolist()
-        return [None if math.isnan(rate) else rate for rate in of_groups]
+        """Return for each group the share of its episodes that achieved the task; None if no episode reports it."""
+        rates = self.achieved.view(-1, group_size).nanmean(dim=1).tolist()
+        return [None if math.isnan(rate) else rate for rate in rates]
 
 
 class RunAccess(Protocol):
-    """What a sampler may ask of its run, as population-based training does. All ranks ask alike, between iterations."""
+    """Methods of the run that a sampler may call, for example to exchange policies as population-based training does.
+
+    All ranks make the same calls, between iterations.
+    """
 
     def policy_snapshot(self) -> list[Any]:
-        """Return copies of the parameters, and of Adam's steps and moments, as tensors."""
+        """Return copies of the parameters and of Adam's step counts and moments, as tensors."""
         ...
 
     def put_policy_(self, snapshot: Sequence[Any]) -> None:
-        """Go on with the policy of a snapshot: parameters, and Adam's steps and moments."""
+        """Replace the parameters and Adam's step counts and moments by those of a snapshot."""
         ...
 
     def number_of_rank_0(self, number: int) -> int:
-        """Return rank 0's number, where ranks may have computed different ones: machines round differently."""
+        """Return rank 0's number. Ranks on different machines may round differently, and must agree."""
         ...
 
 
 class SamplerRecords:
-    """What rank 0 keeps of a sampler in the run folder. This one keeps nothing."""
+    """Files that rank 0 keeps in the run folder for a sampler. This class keeps none."""
 
     def note(self) -> None:
-        """Write what is to be known of the iteration just done. Raises StorageError, which ends the run."""
+        """Write the records of the iteration just done. A StorageError ends the run."""
 
     def table(self) -> str:
-        """Return lines for the terminal, shown every two minutes and at the end, "" for none; keep them as a file."""
+        """Return lines for the terminal, or ""; also write them to a file. Called every two minutes and at the end."""
         return ""
 
     def summary(self) -> dict[str, Any]:
-        """Return parts of summary.json by name. Of a part, "said" holds sentences by label, which the run's end shows,
-        and "go_on" settings with which a complete run goes on."""
+        """Return sections of summary.json by name.
+
+        In a section, "said" holds sentences by label, which the end of the run shows, and "go_on" holds settings with
+        which a complete run can be continued.
+        """
         return {}
 
 
 class TaskSampler:
-    """Says what episodes begin with. This one gives every environment a seed of its own, and no options.
+    """The default sampler, and the contract of the others: every environment has its own seed, and no options."""
 
-    every_iteration: whether environments begin anew in every iteration, so that nothing goes on between two of them.
-    name: what an error calls it; "" where it learns nothing, so that ranks need not compare it.
-    called_before: where checkpoints of before there were samplers hold what it has learned.
-    """
-
-    every_iteration: bool = False
-    name: ClassVar[str] = ""
-    called_before: ClassVar[str] = "curriculum"
+    every_iteration: bool = False  # whether every iteration begins new episodes in all environments
+    name: ClassVar[str] = (
+        ""  # in error messages; "" if the sampler learns nothing, so ranks need not compare it
+    )
+    called_before: ClassVar[str] = (
+        "curriculum"  # key of its state in checkpoints from before there were samplers
+    )
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
 
     def attach(self, run: RunAccess) -> None:
-        """Keep the run. It still has the parameters that it begins with: a checkpoint is loaded after this."""
+        """Keep `run`. Called before a checkpoint is loaded, so the run still has its initial parameters."""
 
     def sample(self, iteration: int) -> TaskSample:
-        """Return what episodes begin with; see TaskSample.iteration. The same for the same iteration."""
+        """Return seeds and options for `TaskSample.iteration`; equal for equal iterations."""
         return TaskSample(iteration, lambda i: derived_seed(self._seed, "env", i, iteration))
 
     def update(self, results: EpisodeResults | None, messages: Sequence[bytes]) -> None:
         """Learn from an iteration.
 
-        results: of its episodes, where environments tell whether they achieved their tasks. messages: of each of the N
-        environments, what it published in the iteration; [] where the task publishes nothing.
+        results: of its episodes; None if environments do not report whether they achieved their tasks. messages: the
+        message that each of the N environments published in the iteration; [] if the task publishes nothing.
         """
 
     def conclude(self) -> None:
-        """Choose what the run ends with, after its last iteration."""
+        """Choose the final policy, after the last iteration."""
 
     def eval_options(self) -> dict[str, Any] | None:
-        """Return what episodes of an evaluation begin with, as a reset's options."""
+        """Return the reset options of evaluation episodes."""
         return None
 
     def state(self) -> dict[str, Any] | None:
-        """Return what it has learned, for a checkpoint: tensors and plain values. None: nothing."""
+        """Return what the sampler has learned, as tensors and plain values for a checkpoint; None for nothing."""
         return None
 
     def load(self, state: dict[str, Any] | None) -> None:
-        """Go on from what `state` returned. Raises RunFolderError where that was another sampler's."""
+        """Continue from the value of `state`. Raises RunFolderError if another sampler wrote it."""
         if state is not None:
             raise RunFolderError(
-                "the checkpoint holds what a curriculum or a search had learned, and the run has none now: go on with "
-                "the tasks that the environment had, or begin a new run"
+                "the checkpoint holds the state of a curriculum or a search, and this run has none: continue with the "
+                "tasks that the environment had, or begin a new run"
             )
 
     def digest(self, before: str = "") -> str:
-        """Return a hash, in hexadecimal digits, of what it has learned and what came `before`; equal on all ranks."""
+        """Return a hash of `before` and of the state, in hexadecimal digits. Ranks compare it: it must be equal."""
         return hashlib.sha256((before + json.dumps(self.state(), sort_keys=True)).encode()).hexdigest()
 
     def metrics(self) -> dict[str, float]:
-        """Return numbers of the iteration just done, by names that the metrics of its plugin list."""
+        """Return metrics of the iteration just done; the sampler's plugin lists their names."""
         return {}
 
     def open_records(self, run_dir: Path) -> SamplerRecords:
-        """Return what rank 0 keeps of it; lines written after the checkpoint that the run goes on from are dropped."""
+        """Open the sampler's files on rank 0. A resumed run drops lines that are newer than its checkpoint."""
         return SamplerRecords()
 
 
 class GroupSampler(TaskSampler):
-    """Whole episodes in K groups of G: environment i plays in group i // G, and those of a group begin alike.
+    """Whole episodes in K groups of G, for GRPO: environment i is in group i // G, and a group has one seed.
 
-    The environment chooses its task by the group's seed. A rank may hold a part of a group.
+    The environment chooses its task by the seed, so all episodes of a group have the same task. A group may lie on
+    several ranks.
     """
 
     every_iteration = True
@@ -186,23 +187,25 @@ class GroupSampler(TaskSampler):
 def make_sampler(config: Config, spec: EnvSpec, num_envs: int) -> TaskSampler:
     """Return the sampler of a run of `num_envs` environments over all ranks.
 
-    A plugin brings others: `sections` of settings, each of which says by `asks(config, spec)` whether it is that one,
-    and by the same name `samplers`, functions of what this one is given. Raises ConfigError.
+    A plugin may add samplers: a section of settings whose `asks(config, spec)` says whether this run uses it, and
+    under the same name a function with the arguments of this one. Raises ConfigError if two samplers are asked for.
     """
+    # 1. A plugin's sampler, if its settings ask for it.
     makers = added("samplers")
     asked = [name for name in makers if section(config, name).asks(config, spec)]
     if len(asked) > 1:
-        raise ConfigError(f"{' and '.join(asked)} each say what episodes begin with: use one of them")
+        raise ConfigError(f"{' and '.join(asked)} each choose the tasks of episodes: use one of them")
     if asked:
         sampler: TaskSampler = imported(makers[asked[0]])(config, spec, num_envs)
         return sampler
+    # 2. Groups of episodes for GRPO and text; 3. one seed per environment.
     if collects_whole_episodes(config, spec):
         return GroupSampler(config.seed, num_envs, config.ppo.group_size)
     return TaskSampler(config.seed)
 
 
 def state_in(checkpoint: Mapping[str, Any], sampler: TaskSampler) -> dict[str, Any] | None:
-    """Return what a checkpoint holds of a sampler. Checkpoints of before there were samplers have it elsewhere."""
+    """Return the state of a sampler in a checkpoint; an old checkpoint has it under another key."""
     state: dict[str, Any] | None = checkpoint.get(
         "sampler" if "sampler" in checkpoint else sampler.called_before
     )
@@ -210,18 +213,18 @@ def state_in(checkpoint: Mapping[str, Any], sampler: TaskSampler) -> dict[str, A
 
 
 def collects_whole_episodes(config: Config, spec: EnvSpec) -> bool:
-    """Return whether an iteration is one whole episode of every environment, in groups that begin alike."""
+    """Return whether an iteration is one whole episode of every environment, in groups of one task."""
     return config.ppo.algorithm == "grpo" or spec.is_text
 
 
 def check_whole_episodes(config: Config, shape: BatchShape, spec: EnvSpec) -> None:
-    """Raise ConfigError where the task, or what it asks for, does not go with how iterations are made."""
+    """Raise ConfigError if ppo.group_size, the task or its settings do not fit the algorithm."""
     name, group_size = config.env.id, config.ppo.group_size
     if not collects_whole_episodes(config, spec):
         if group_size != type(config.ppo)().group_size:
             raise ConfigError(
-                f"ppo.group_size={group_size} has no effect with ppo.algorithm=ppo and {name}, which is no task of "
-                "text: use ppo=grpo, or leave it out"
+                f"ppo.group_size={group_size} has no effect with ppo.algorithm=ppo and {name}, which is not a text "
+                "task: use ppo=grpo, or leave it out"
             )
         return
     check_groups(
@@ -229,6 +232,6 @@ def check_whole_episodes(config: Config, shape: BatchShape, spec: EnvSpec) -> No
     )
     if spec.journal is not None:
         raise ConfigError(
-            f"ppo.algorithm=grpo with {name}: its environments tell one another what they found and go on from there, "
-            "so that no group can begin alike: use ppo.algorithm=ppo"
+            f"ppo.algorithm=grpo with {name}: its environments publish messages and continue from the messages of "
+            "others, so the episodes of a group cannot begin equally: use ppo.algorithm=ppo"
         )

@@ -9,7 +9,7 @@ LINES = {
     "ppo=grpo distributed=async_actors dist.world_size=3": "only ddp collects groups of whole episodes",
     "ppo=grpo distributed=device": "only ddp collects groups of whole episodes",
     "ppo=grpo env=acrobot env.backend=gym_vector": "env.backend=gym_vector with ppo.algorithm=grpo",
-    "ppo=grpo env=circuit model=mlp": "go on from there, so that no group can begin alike",
+    "ppo=grpo env=circuit model=mlp": "so the episodes of a group cannot begin equally",
     "ppo=grpo compile=on": "the loss of groups is not compiled: use compile=auto",
     "ppo=grpo ppo.gae_lambda=0.9": "no setting ppo.gae_lambda with ppo.algorithm=grpo: it is of ppo.algorithm=ppo",
     "ppo=grpo ppo.normalize_rewards=true": "with ppo.algorithm=grpo: it is of ppo.algorithm=ppo",
@@ -18,5 +18,5 @@ LINES = {
     "ppo.algorithm=gpro": "must be one of ppo, grpo (did you mean",
     "ppo.algorithm=grpo ppo.gamma=0.98": "no setting ppo.gamma with ppo.algorithm=grpo: it is of ppo.algorithm=ppo",
     "ppo.kl_coef=0.1": "no setting ppo.kl_coef with ppo.algorithm=ppo: it is of ppo.algorithm=grpo",
-    "ppo.group_size=4": "which is no task of text: use ppo=grpo, or leave it out",
+    "ppo.group_size=4": "which is not a text task: use ppo=grpo, or leave it out",
 }

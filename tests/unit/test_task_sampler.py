@@ -71,7 +71,7 @@ def test_a_checkpoint_of_a_run_that_learned_what_to_play_is_not_gone_on_from_wit
     sampler = TaskSampler(0)
     for checkpoint in ({"sampler": {"round": 3}}, {"curriculum": {"round": 3}, "program": None}):
         with pytest.raises(
-            RunFolderError, match="what a curriculum or a search had learned, and the run has none"
+            RunFolderError, match="the state of a curriculum or a search, and this run has none"
         ):
             sampler.load(state_in(checkpoint, sampler))
     for checkpoint in ({"sampler": None}, {"curriculum": None, "program": {"of": "a topology"}}):
@@ -163,7 +163,7 @@ def test_two_plugins_that_both_say_what_episodes_begin_with_are_refused(brought)
     brought("asked", "more")
     both = replace(loaded(name="twice"), more=Asked(name="twice"))
     with pytest.raises(
-        ConfigError, match="asked and more each say what episodes begin with: use one of them"
+        ConfigError, match="asked and more each choose the tasks of episodes: use one of them"
     ):
         make_sampler(both, SPEC, 8)
 
