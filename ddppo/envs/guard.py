@@ -1,12 +1,13 @@
-"""What a task changes of the process that it shares with us: put back, and named once.
+"""Undoes changes that a task makes to the process that it shares with training, and warns of each change once.
 
     with guarded(env.id, "its import"):
         importlib.import_module(module)
 
 A user's task may call os.chdir, np.seterr or torch.set_num_threads while it is imported, made, reset or stepped.
-Training relies on the process's state, so a block of the task's code ends with the state that it began with. No single
-step is watched. The working directory and multiprocessing's start method are the task's own: they are in force while
-its code runs, and ours otherwise. Processes that hold nothing but a task (of a pool, of a server) `leave_alone`.
+Training relies on this state of the process (`_Trait`s), so it is the same after a block of the task's code as before.
+Blocks are a rollout or longer, no single step. The working directory and multiprocessing's start method
+(`_Surroundings`) belong to the task while its code runs, and to training otherwise. In processes that hold nothing but
+a task (of a pool, of a server), `leave_alone` turns all of this off.
 """
 
 import functools
@@ -34,10 +35,10 @@ from ddppo.terminal import is_first, warn
 
 Call = TypeVar("Call", bound=Callable[..., Any])
 
-# Environment variables that we, torch and the ranks that we start read; all others are the task's to set.
+# Environment variables that ddppo, torch and new ranks read. A task may set all others.
 _OURS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR",
          "MASTER_PORT", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")  # fmt: skip
-_BEGIN = (
+_PREFIXES = (
     "DDPPO_",
     "TORCH",
     "PYTORCH_",
@@ -50,29 +51,26 @@ _BEGIN = (
     "HYDRA_",
     "SLURM_",
 )
-_MAY_BE_SET = ("PATH", "PYTHONPATH", "HOME", "TMPDIR")  # and not be lost
-_SAID = "DDPPO_WARNED"  # grows while a task's code runs
+_MAY_BE_SET = ("PATH", "PYTHONPATH", "HOME", "TMPDIR")  # a task may change these, but not delete them
+_WARNED = "DDPPO_WARNED"  # ours: it grows while a task's code runs
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGCHLD", "SIGPIPE")
 _LIMITS = ("NOFILE", "FSIZE", "AS", "DATA", "NPROC", "CPU")
-_DENORMAL = 1e-310  # times one it is 0.0 where denormal numbers are flushed
+_DENORMAL = 1e-310  # 1.0 * this is 0.0 if the CPU flushes denormal numbers
 _LONGEST = 60  # characters of a value in a sentence
 _left_alone = False
-_depth = 0  # of blocks in one another
+_depth = 0  # of nested blocks
 
 
 @dataclass(frozen=True, slots=True)
 class _Trait:
-    """One thing that a task may change. is_quick: looked at in every iteration, for it costs less than 1 us.
+    """One setting of the process that a task may change."""
 
-    harms: whether a change, of what was to what is, is one that we put back. which: what of it changed, for a sentence.
-    """
-
-    name: str
+    name: str  # in warnings
     get: Callable[[], Any]
     put: Callable[[Any], object]
-    harms: Callable[[Any, Any], bool] = operator.ne
-    which: Callable[[Any, Any], str] | None = None
-    is_quick: bool = True
+    harms: Callable[[Any, Any], bool] = operator.ne  # (before, now) -> whether to put it back
+    which: Callable[[Any, Any], str] | None = None  # (before, now) -> the part that changed, for the warning
+    is_quick: bool = True  # takes less than 1 us, so it is checked in every iteration
 
     def said(self, before: Any, now: Any) -> str:
         if self.which is not None:
@@ -91,12 +89,12 @@ def _errors() -> list[Any]:
 
 def _put_errors(before: list[Any]) -> None:
     others = [each for each in warnings.filters if each[0] != "error"]
-    warnings.resetwarnings()  # which also has Python forget what it concluded from the filters
+    warnings.resetwarnings()  # also clears the cache of decisions by these filters
     cast(list[Any], warnings.filters).extend([*before, *others])
 
 
 def _umask() -> int:
-    os.umask(mask := os.umask(0o077))  # the one way to ask for it
+    os.umask(mask := os.umask(0o077))  # it can only be read by setting it
     return mask
 
 
@@ -104,7 +102,7 @@ def _environment() -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
-        if (name in _OURS or name in _MAY_BE_SET or name.startswith(_BEGIN)) and name != _SAID
+        if (name in _OURS or name in _MAY_BE_SET or name.startswith(_PREFIXES)) and name != _WARNED
     }
 
 
@@ -167,7 +165,7 @@ def _of_signal(name: str) -> _Trait:
     return _Trait(
         f"the handler of {name}",
         lambda: signal.getsignal(number),
-        # None: of a library in C, which Python cannot put back
+        # None: a handler in C, which Python cannot set
         lambda handler: handler is not None and signal.signal(number, handler),
         is_quick=False,
     )
@@ -226,7 +224,7 @@ _OF_MAIN_THREAD = (
 
 @functools.cache
 def _of_torch() -> tuple[_Trait, ...]:
-    import torch  # which is there, or nobody asks
+    import torch  # imported already: see _State
 
     cudnn = torch.backends.cudnn
     return (
@@ -255,18 +253,20 @@ def _traits(*, with_torch: bool, is_main: bool, is_quick: bool) -> tuple[_Trait,
 
 
 class _State:
-    """What the traits were when this was made."""
+    """The values of the traits when this object was made."""
 
     def __init__(self, *, is_quick: bool = False) -> None:
         self._traits = _traits(
-            with_torch=hasattr(sys.modules.get("torch"), "set_flush_denormal"),  # not half imported
+            with_torch=hasattr(
+                sys.modules.get("torch"), "set_flush_denormal"
+            ),  # False while torch is being imported
             is_main=threading.current_thread() is threading.main_thread(),
             is_quick=is_quick,
         )
         self._before = [each.get() for each in self._traits]
 
     def put_back(self) -> list[tuple[str, str]]:
-        """Put back what has changed; return the names of these traits, each with what changed."""
+        """Undo harmful changes; return (name of the trait, description of the change) for each."""
         values = [each.get() for each in self._traits]
         if values == self._before:
             return []
@@ -283,10 +283,10 @@ class _State:
 
 
 class _Surroundings(NamedTuple):
-    """The working directory, None if it is gone, and multiprocessing's start method, None before one is chosen."""
+    """The settings of a process that belong to the task while its code runs."""
 
-    folder: str | None
-    start_method: str | None
+    folder: str | None  # working directory, None if it was deleted
+    start_method: str | None  # of multiprocessing, None before one is chosen
 
     @classmethod
     def now(cls) -> "_Surroundings":
@@ -296,7 +296,7 @@ class _Surroundings(NamedTuple):
 
     def enter(self, here: "_Surroundings") -> None:
         if self.folder is not None and here.folder != self.folder:
-            with suppress(OSError):  # it is gone
+            with suppress(OSError):  # it was deleted
                 os.chdir(self.folder)
         if here.start_method != self.start_method:
             multiprocessing.set_start_method(self.start_method, force=True)
@@ -312,20 +312,20 @@ class _Surroundings(NamedTuple):
 
 
 class _Own(NamedTuple):
-    """A task's places: after its import, in which each of its environments is made, and that of now."""
+    """The surroundings that a task has set for itself."""
 
-    imported: _Surroundings
+    imported: _Surroundings  # after its import: each of its environments is made in these
     now: _Surroundings
 
 
-_own: dict[str, _Own] = {}  # by env.id, of tasks that have changed their place
+_own: dict[str, _Own] = {}  # by env.id, of tasks that have changed their surroundings
 
 IMPORT, MADE, TRIED, STEPPED = "its import", "its making", "its first steps", "its reset or step"
 
 
 @contextmanager
 def watched(what: str) -> Iterator[list[str]]:
-    """Put back what a block of code changes in this process; once it has ended the list says what, in sentences."""
+    """Undo the changes of a block of code to this process; after the block, the list holds a sentence for each."""
     place, before, changes = _Surroundings.now(), _State(), list[str]()
     try:
         yield changes
@@ -337,9 +337,9 @@ def watched(what: str) -> Iterator[list[str]]:
 
 @contextmanager
 def guarded(env_id: str, what: str, *, is_quick: bool = False) -> Iterator[None]:
-    """Run a block of a task's code in the task's own place, then put back what it changed, with one warning of it.
+    """Run a block of a task's code in the task's own surroundings, then undo its changes with one warning.
 
-    what: IMPORT, MADE or the like, the subject of the warning. is_quick: look at what costs little.
+    what: IMPORT, MADE, TRIED or STEPPED, the subject of the warning. is_quick: check only the quick traits.
     """
     global _depth
     if _left_alone:
@@ -350,11 +350,12 @@ def guarded(env_id: str, what: str, *, is_quick: bool = False) -> Iterator[None]
     place, before = _Surroundings.now(), _State(is_quick=is_quick)
     known = _own.get(env_id)
     if known is not None:
+        # Before: enter the task's surroundings, those after its import if an environment is made.
         (known.imported if what in (IMPORT, MADE) else known.now).enter(place)
     _depth += 1
     try:
         yield
-    except (KeyboardInterrupt, GeneratorExit):  # all ends, and what ends it may have changed handlers
+    except (KeyboardInterrupt, GeneratorExit):  # the run ends, and its end may have changed handlers
         _depth -= 1
         place.enter(_Surroundings.now())
         raise
@@ -366,6 +367,7 @@ def guarded(env_id: str, what: str, *, is_quick: bool = False) -> Iterator[None]
 
 
 def _end(env_id: str, what: str, place: _Surroundings, before: _State) -> None:
+    """After a block: undo changes, remember the task's surroundings, return to those of training, and warn."""
     global _depth
     _depth -= 1
     found, now, known = before.put_back(), _Surroundings.now(), _own.get(env_id)
@@ -379,18 +381,16 @@ def _end(env_id: str, what: str, place: _Surroundings, before: _State) -> None:
     if new:
         changed = new[0][1] if len(new) == 1 else ", ".join(name for name, _ in new)
         warn(
-            f"env.id={env_id}: {what} changed {changed}: put back, for training relies on it; with "
-            "env.backend=pool a task steps in processes of its own, which keep what it sets"
+            f"env.id={env_id}: {what} changed {changed}: put back, because training relies on it; with "
+            "env.backend=pool a task steps in processes of its own, which keep its changes"
         )
     for said in moved:
         if is_first(f"{env_id} {said}"):
-            warn(
-                f"env.id={env_id}: {what} changed {said}: it holds while the task's code runs, and nowhere else"
-            )
+            warn(f"env.id={env_id}: {what} changed {said}: it is in force only while the task's code runs")
 
 
 def guarding(what: str) -> Callable[[Call], Call]:
-    """Decorate a function that runs the task's code, with an EnvConfig as its first argument: it runs `guarded`."""
+    """Decorator: run a function with an EnvConfig as its first argument inside `guarded`."""
 
     def decorated(function: Call) -> Call:
         @functools.wraps(function)
@@ -404,17 +404,17 @@ def guarding(what: str) -> Callable[[Call], Call]:
 
 
 def leave_alone() -> None:
-    """Put nothing back in this process: it is there for one task, which may set what it likes."""
+    """Undo nothing in this process: it serves one task, which may change it."""
     global _left_alone
     _left_alone = True
 
 
 def _begin_where_it_was_imported(env_id: str) -> None:
-    """Go to a task's place after its import, as in other processes, before an environment is made."""
+    """Enter the surroundings after a task's import, as other processes do, before an environment is made."""
     if env_id in _own:
         _own[env_id].imported.enter(_Surroundings.now())
         return
     if module := env_id.rpartition(":")[0]:
-        with suppress(Exception, SystemExit):  # which is raised again as the environment is made
+        with suppress(Exception, SystemExit):  # making the environment raises it again
             importlib.import_module(module)
     _own[env_id] = _Own(_Surroundings.now(), _Surroundings.now())

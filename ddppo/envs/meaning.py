@@ -1,8 +1,8 @@
-"""Whether a task is the one that a policy was trained on: its spaces in plain values, which checkpoints hold.
+"""Checks that a policy meets a task with the same observations and actions as in training.
 
-The same parameters fit many tasks: MultiDiscrete([2, 3]) and MultiDiscrete([3, 2]) need as many logits, and a Discrete
-that counts from 1 as many as one that counts from 0. So a checkpoint and an export store what observations and actions
-are, and that is compared wherever a policy meets a task.
+The shapes of parameters do not show this: MultiDiscrete([2, 3]) and MultiDiscrete([3, 2]) need the same number of
+logits, and so do a Discrete that counts from 0 and one that counts from 1. So checkpoints and exports store a
+description of the spaces in plain values (`spaces_described`), which is compared with that of the task (`differences`).
 """
 
 import math
@@ -15,16 +15,14 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Te
 
 from ddppo.envs.encoding.gym_spaces import MASK, path_name, space_leaves
 
-Plain = dict[
-    str, Any
-]  # None, numbers, words, lists and dicts by word: JSON holds it, and so does a checkpoint
-_UNBOUNDED = 1e9  # a bound beyond stands for none, as the largest float32 does
-_MOST_BOUNDS = 4096  # that are listed one by one: the least and the largest stand for more
+Plain = dict[str, Any]  # of values that JSON can hold
+_UNBOUNDED = 1e9  # a larger bound, such as the largest float32, means "no bound"
+_MOST_BOUNDS = 4096  # longer lists of bounds are stored as [smallest, largest]
 _MOST_WORDS = 160  # characters of a value in a message
 
 
 def spaces_described(observation: gym.Space, action: gym.Space, *, has_mask: bool, task: Any = None) -> Plain:
-    """Return what a task observes and takes; with `task`, also the names of its actions, where it says them."""
+    """Describe observations and actions of a task; with `task` given, also the names of its actions if it has any."""
     if isinstance(observation, Dict):
         observation = Dict([(key, part) for key, part in observation.spaces.items() if key != MASK])
     return {
@@ -36,26 +34,28 @@ def spaces_described(observation: gym.Space, action: gym.Space, *, has_mask: boo
 
 
 def _plain(space: gym.Space) -> Plain:
-    said: Plain = {"space": type(space).__name__}
+    described: Plain = {"space": type(space).__name__}
     match space:
         case Box():
-            said |= {"shape": list(space.shape), "dtype": str(space.dtype)}
-            said |= {"low": _bounds(space.low), "high": _bounds(space.high)}
+            described |= {"shape": list(space.shape), "dtype": str(space.dtype)}
+            described |= {"low": _bounds(space.low), "high": _bounds(space.high)}
         case Discrete():
-            said |= {"n": int(space.n), "start": int(space.start)}
-            if (sentences := getattr(space, "sentences", None)) is not None:  # which missions the numbers are
-                said["meanings"] = list(sentences)
+            described |= {"n": int(space.n), "start": int(space.start)}
+            if (
+                sentences := getattr(space, "sentences", None)
+            ) is not None:  # the missions that the numbers mean
+                described["meanings"] = list(sentences)
         case MultiDiscrete():
-            said |= {"nvec": space.nvec.tolist(), "start": space.start.tolist()}
+            described |= {"nvec": space.nvec.tolist(), "start": space.start.tolist()}
         case MultiBinary():
-            said |= {"shape": list(space.shape)}
+            described |= {"shape": list(space.shape)}
         case Text():
-            said |= {"max_length": int(space.max_length)}
-    return said
+            described |= {"max_length": int(space.max_length)}
+    return described
 
 
 def _bounds(bounds: np.ndarray) -> float | list[float | None] | None:
-    """Return the bounds of a box, one for all where they are alike; None is no bound."""
+    """Return the bounds of a box: one number if all are equal, else a list; None = no bound."""
     flat = np.asarray(bounds, np.float64).ravel()
     if len(flat) > _MOST_BOUNDS:
         flat = np.array([flat.min(), flat.max()])
@@ -64,28 +64,29 @@ def _bounds(bounds: np.ndarray) -> float | list[float | None] | None:
 
 
 def _action_names(task: Any) -> list[str] | None:
-    """Return the names of the actions: get_action_meanings(), as Atari's games have it, or `action_meanings`.
+    """Return the names of the actions, or None.
 
-    The latter is an attribute, or in `metadata`. None where there are none, or they are no words.
+    They come from get_action_meanings(), as for Atari's games, or from `action_meanings`, an attribute of the task or
+    an entry of its `metadata`.
     """
     inner = getattr(task, "unwrapped", task)
     try:
-        if callable(told := getattr(inner, "get_action_meanings", None)):
-            names = told()
+        if callable(method := getattr(inner, "get_action_meanings", None)):
+            names = method()
         else:
             names = getattr(inner, "action_meanings", None) or (inner.metadata or {}).get("action_meanings")
         return None if names is None or isinstance(names, str) else [str(name) for name in names]
-    except Exception:  # a method of a task's own, which may be for something else
+    except Exception:  # a user's method of this name may do anything
         return None
 
 
 def differences(stored: Plain | None, found: Plain | None) -> list[str]:
-    """Return the differences between a stored description and a task, a sentence each; [] if either is unknown.
+    """Return a sentence for each difference between a stored description and a task; [] if either is unknown.
 
-    Of actions everything counts, except float32 against float64. Of observations these count: names and their order,
-    spaces, shapes, numbers of choices and where they start, whether they are pixels, and bounds that both tasks have (a
-    wider sensor is another scale). Types of numbers do not count, because all are cast to the model's, nor does a bound
-    that only one task has, because nothing reads it.
+    Actions must be equal except for float32 against float64. Observations must have equal names in the same order,
+    spaces, shapes, numbers of choices and their start, be pixels or not, and have equal bounds if both tasks have
+    bounds (a wider sensor has another scale). Other dtypes may differ, because all numbers are cast to the model's
+    type, and so may a bound that only one task has.
     """
     if stored is None or found is None:
         return []
@@ -108,7 +109,7 @@ def differences(stored: Plain | None, found: Plain | None) -> list[str]:
 
 
 def plain_of(value: Any) -> Plain | None:
-    """Return a description that a server tells, None where it is none."""
+    """Return `value` if it is a description, as a server sends it, else None."""
     try:
         differences(value, value)
         return value if isinstance(value, dict) else None
@@ -138,7 +139,7 @@ def _is_pixels(leaf: Plain) -> bool:
 
 
 def _apart(was: Plain, now: Plain, key: str, *, is_action: bool) -> bool:
-    """Return whether two boxes of one shape have other bounds, by more than a cast to float32 makes of one."""
+    """Return whether two boxes of one shape have different bounds, by more than a cast to float32 changes them."""
     old, new = (x[key] if isinstance(x[key], list) else [x[key]] for x in (was, now))
     if not (old and new):
         return old != new

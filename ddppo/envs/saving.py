@@ -1,8 +1,8 @@
-"""States as bytes: what a checkpoint holds of environments, read again without running anything that it says.
+"""Saves the state of environments in checkpoints: first as bytes, then four ways to get the state of a task.
 
-A header in JSON, then the bytes and arrays whose number it says, arrays as NumPy's npy files without pickles. Floats
-come back to the bit (JSON has the shortest number that does), NaN and infinity too, and integers of any size. What is
-large may stand beside the states, by a hash of its bytes, so that a map that all environments have is held once.
+`packed` and `unpacked` turn a state of plain values into bytes and back; reading runs no code from the bytes. The
+second section copies an object's attributes as plain values. The third has a `Saver` for each way in which a task can
+be saved, and `saver_of` chooses one.
 """
 
 import abc
@@ -27,21 +27,29 @@ from ddppo.envs.encoding.step_values import WrongOutput
 from ddppo.errors import EnvStateError
 from ddppo.files import is_plain
 
+# -- States as bytes.
+#
+# A header in JSON, then byte strings and arrays; the header counts them. Arrays are npy files without pickles. Floats
+# are exact (JSON prints the shortest number that reads back to the same bits), as are NaN, infinity and integers of any
+# size. Large byte strings may be stored beside the states under a hash, so that a map that all environments share is
+# stored once.
+
+
 _MAGIC = b"ddppo-state-1\n"
 _SIZE = struct.Struct("<Q")
-_BLOB = "\0blob"  # the key of what stands for bytes, or with more than a number for an array
+_BLOB = "\0blob"  # key of a reference: [number or hash] for bytes, [number or hash, "array"] for an array
 _PLAIN = (type(None), bool, int, float, str)
-_WORTH = 65_536  # bytes from which an array is held beside the states
+_WORTH = 65_536  # bytes from which a byte string is stored beside the states
 
 
 def packed(state: Any, beside: dict[str, bytes] | None = None) -> bytes:
-    """Return a state of None, numbers, str, bytes, NumPy arrays, lists, and dicts by str, as bytes.
+    """Return a state as bytes. It may hold None, numbers, str, bytes, NumPy arrays, lists, and dicts with str keys.
 
-    beside: takes what is large, by a hash of it, if given. Raises TypeError, with the type, for anything else.
+    beside: gets large byte strings under their hash, if given. Raises TypeError, with the type, for anything else.
     """
     blobs: list[bytes] = []
-    said = _without_blobs(state, blobs, beside)
-    head = json.dumps([len(blobs), said], separators=(",", ":")).encode()
+    plain = _without_blobs(state, blobs, beside)
+    head = json.dumps([len(blobs), plain], separators=(",", ":")).encode()
     parts = [_MAGIC]
     for part in (head, *blobs):
         parts += [_SIZE.pack(len(part)), part]
@@ -49,7 +57,7 @@ def packed(state: Any, beside: dict[str, bytes] | None = None) -> bytes:
 
 
 def unpacked(content: bytes, beside: Mapping[str, bytes] | None = None) -> Any:
-    """Return the state that `packed` made bytes of. Raises ValueError for bytes of anything else."""
+    """Return the state from the bytes of `packed`. Raises ValueError for any other bytes."""
     if content[: len(_MAGIC)] != _MAGIC:
         raise ValueError("no state of environments, or one of another format")
     parts, at = [], len(_MAGIC)
@@ -59,9 +67,9 @@ def unpacked(content: bytes, beside: Mapping[str, bytes] | None = None) -> Any:
         parts.append(content[at : at + size])
         at += size
     if parts and at == len(content):
-        num_blobs, said = json.loads(parts[0])
+        num_blobs, plain = json.loads(parts[0])
         if num_blobs == len(parts) - 1:
-            return _with_blobs(said, parts[1:], beside or {})
+            return _with_blobs(plain, parts[1:], beside or {})
     raise ValueError("a state of environments that was cut short")
 
 
@@ -72,7 +80,7 @@ def _without_blobs(value: Any, blobs: list[bytes], beside: dict[str, bytes] | No
         return [_without_blobs(each, blobs, beside) for each in value]
     if type(value) is dict:
         if not all(type(key) is str and key != _BLOB for key in value):
-            raise TypeError(f"a dict with the keys {list(value)[:5]} is no part of a state: keys must be str")
+            raise TypeError(f"a dict with the keys {list(value)[:5]} cannot be saved: keys must be str")
         return {key: _without_blobs(each, blobs, beside) for key, each in value.items()}
     if type(value) is bytes:
         return {_BLOB: [_put(value, blobs, beside)]}
@@ -80,11 +88,11 @@ def _without_blobs(value: Any, blobs: list[bytes], beside: dict[str, bytes] | No
         file = io.BytesIO()
         np.lib.format.write_array(file, value, allow_pickle=False)
         return {_BLOB: [_put(file.getvalue(), blobs, beside), "array"]}
-    raise TypeError(f"a {type(value).__name__} is no part of a state")
+    raise TypeError(f"a {type(value).__name__} cannot be saved in a state")
 
 
 def _put(blob: bytes, blobs: list[bytes], beside: dict[str, bytes] | None) -> int | str:
-    """Return by what the blob is found: its number, or its hash where it is large and goes beside the state."""
+    """Store the blob and return its reference: its number, or its hash if it is stored beside the state."""
     if beside is None or len(blob) < _WORTH:
         blobs.append(blob)
         return len(blobs) - 1
@@ -105,27 +113,14 @@ def _with_blobs(value: Any, blobs: list[bytes], beside: Mapping[str, bytes]) -> 
     return np.lib.format.read_array(io.BytesIO(blob), allow_pickle=False) if kind else blob
 
 
-# -- How one environment is saved exactly: by its own state(), its attributes, its emulator, or by being played again.
+# -- An object's attributes as plain values: the state of a task in Python that has no state() of its own.
 #
-# Which it is follows from the task, the same in every process:
-#
-# - A task with state() and restore() says itself what it remembers, in plain values.
-# - A task whose attributes are all data (`attributes.py`), as most in Python are, is what they are.
-# - An Atari game is its emulator's state with the emulator's generator.
-# - Any other, such as a simulator in C, plays the episode under way again: it is reset with the generators that it had
-#   before, and does the same actions. That is exact where an episode follows from these alone.
-#
-# Wrappers are saved by their attributes beside the first three, and play along in the last.
-
-
-# -- An object's attributes as plain values: how a task in Python is saved that has no state() of its own.
-#
-# Only where they are data: numbers, texts, arrays, containers of them, and generators of random numbers. Spaces,
-# functions and the like are what the task was made with; anything else may remember what nobody sees, and is refused.
+# Data are saved: numbers, texts, arrays, containers of them, and random generators. Spaces, functions and the like do
+# not change after __init__ and are skipped. An attribute of any other type may hide a state and is refused (NotData).
 
 
 _PLAIN_OR_BYTES = (type(None), bool, int, float, str, bytes)
-_MADE_WITH = (
+_CONSTANT = (
     type,
     types.ModuleType,
     types.BuiltinFunctionType,
@@ -137,26 +132,29 @@ _MADE_WITH = (
     pathlib.PurePath,
     gym.envs.registration.EnvSpec,
 )
-_KIND = "\0kind"
-_SPACE = "\0space"  # before the name of an attribute that is one
+_KIND = "\0kind"  # key that marks a value of another type than JSON's
+_SPACE = "\0space"  # prefix of the name of an attribute that is a space
 
 
 class NotData(Exception):
-    """An attribute holds what may remember more than can be read off it."""
+    """An attribute has a type that may hide a state."""
 
 
 def combined(thing: Any) -> dict[str, Any]:
-    """Return vars() of an object, which is to be as quick as before: CPython 3.11 reads attributes a fifth slower
-    of an object once its dict was asked for, unless that is made anew, of keys of its own."""
-    with suppress(AttributeError, TypeError):  # of who has no dict to be replaced
+    """Return vars(thing), and keep attribute access fast.
+
+    CPython 3.11 reads attributes of an object a fifth slower after its __dict__ was requested, unless it is replaced by
+    a new dict.
+    """
+    with suppress(AttributeError, TypeError):  # objects whose __dict__ cannot be replaced
         thing.__dict__ = {**vars(thing)}
     return vars(thing)
 
 
 def attributes_of(thing: Any, *, lenient: bool = False) -> dict[str, Any]:
-    """Return the attributes of an object that are data, by their names, copied.
+    """Return copies of the attributes of an object that are data, by name.
 
-    Raises NotData, with the attribute and its type, where another may remember anything, unless `lenient`.
+    Raises NotData, with the attribute and its type, for an attribute of any other type, unless `lenient`.
     """
     found: dict[str, Any] = {}
     seen: set[int] = set()
@@ -164,7 +162,7 @@ def attributes_of(thing: Any, *, lenient: bool = False) -> dict[str, Any]:
         if isinstance(value, gym.Space):
             found[_SPACE + name] = [_encoded(each, seen) for each in _generators_of(value)]
             continue
-        if _is_made_with(value) or (isinstance(thing, gym.Wrapper) and name == "env"):
+        if _is_constant(value) or (isinstance(thing, gym.Wrapper) and name == "env"):
             continue
         try:
             found[name] = _encoded(value, seen)
@@ -175,7 +173,7 @@ def attributes_of(thing: Any, *, lenient: bool = False) -> dict[str, Any]:
 
 
 def take_attributes(thing: Any, attributes: dict[str, Any]) -> None:
-    """Give an object the attributes that `attributes_of` returned for another that was made alike."""
+    """Set the attributes that `attributes_of` returned for an object that was made in the same way."""
     for name, value in attributes.items():
         if name.startswith(_SPACE):
             space = vars(thing)[name.removeprefix(_SPACE)]
@@ -185,7 +183,7 @@ def take_attributes(thing: Any, attributes: dict[str, Any]) -> None:
 
 
 def generators_in(thing: Any) -> dict[str, Any]:
-    """Return the attributes of an object that are generators of random numbers, or spaces that have one."""
+    """Return the attributes of an object that are random generators, or spaces that have one."""
     found: dict[str, Any] = {}
     for name, value in vars(thing).items():
         if isinstance(value, (np.random.Generator, np.random.RandomState, random.Random)):
@@ -197,14 +195,14 @@ def generators_in(thing: Any) -> dict[str, Any]:
     return found
 
 
-def _is_made_with(value: Any) -> bool:
+def _is_constant(value: Any) -> bool:
     if isinstance(value, types.FunctionType):
         return value.__closure__ is None
-    return isinstance(value, _MADE_WITH)
+    return isinstance(value, _CONSTANT)
 
 
 def _generators_of(space: gym.Space) -> list[np.random.Generator | None]:
-    """Return the generators that a space and its parts draw from, None where none was made yet."""
+    """Return the random generators of a space and its parts, None for one that was not made yet."""
     return [each._np_random for each in _with_parts(space)]
 
 
@@ -220,7 +218,7 @@ def _with_parts(space: gym.Space) -> list[gym.Space]:
 
 
 def _encoded(value: Any, seen: set[int]) -> Any:
-    """Return a copy in plain values; `seen` are the mutable ones so far, of which none may be had twice."""
+    """Return a copy in plain values. `seen`: ids of the mutable objects so far; NotData if one occurs twice."""
     if type(value) in _PLAIN_OR_BYTES:
         return value
     if isinstance(value, np.generic) and not value.dtype.hasobject:
@@ -248,7 +246,7 @@ def _encoded(value: Any, seen: set[int]) -> Any:
 
 
 def _see(value: Any, seen: set[int]) -> None:
-    """Refuse what two attributes hold together, for copies would part."""
+    """Raise NotData for an object that two attributes share: restored copies would no longer be the same object."""
     root = value
     while isinstance(root, np.ndarray) and root.base is not None:
         root = root.base
@@ -295,41 +293,51 @@ def _of_legacy(state: dict[str, Any]) -> np.random.RandomState:
     return made
 
 
-LONGEST = 500_000  # steps of an episode that are kept to be played again
+# -- How one environment is saved exactly. The task decides, in the same way in every process:
+#
+# - ByItself: a task with state() and restore() returns its state in plain values.
+# - ByAttributes: a task whose attributes are all data, as in most tasks written in Python.
+# - ByEmulator: an Atari game, by the state of its emulator with its random generator.
+# - ByReplay: any other task, such as a simulator in C. The running episode is replayed: reset with the random
+#   generators that it had then, and stepped with the same actions. That is exact if these determine the episode.
+#
+# Wrappers are saved by their attributes in the first three, and take part in the replay.
+
+
+LONGEST = 500_000  # steps of an episode that are kept for a replay
 _BIPEDAL = ("gymnasium.envs.box2d.bipedal_walker", "BipedalWalker")
 _ATARI = ("ale_py.env", "AtariEnv")
 
 
 class Saver(abc.ABC):
-    """Saves one task and the wrappers around it.
-
-    actions: where the actions of the episode under way are to be kept, copies; None where nobody needs them.
-    """
+    """Saves one task and the wrappers around it."""
 
     name: str
-    actions: list[Any] | None = None
+    actions: list[Any] | None = (
+        None  # copies of the actions of the running episode; None if they are not needed
+    )
 
     def __init__(self, task: gym.Env) -> None:
         self.task = task
         self.chain = _chain(task)
 
-    def begins(self, seed: int | None, options: dict[str, Any]) -> None:  # noqa: B027 (most need not know)
-        """Hear of a reset before it is done."""
+    def begins(self, seed: int | None, options: dict[str, Any]) -> None:  # noqa: B027 (most savers do nothing)
+        """Called before a reset."""
 
-    def forget(self) -> None:  # noqa: B027 (most keep nothing)
-        """Hear that the episode under way is longer than LONGEST."""
+    def forget(self) -> None:  # noqa: B027 (most savers do nothing)
+        """Called when the running episode is longer than LONGEST."""
 
     @abc.abstractmethod
     def state(self) -> dict[str, Any]:
-        """Return all that decides what follows. Raises EnvStateError without the environment's name."""
+        """Return all that determines the following steps. Raises EnvStateError, without the environment's name."""
 
     @abc.abstractmethod
     def restore(self, state: dict[str, Any]) -> Any:
-        """Go on from what `state` returned; return the observation and the info if they were made anew, else None."""
+        """Continue from `state`. Returns observation and info if the episode was replayed, else None."""
 
 
 class _OfAttributes(Saver):
-    """Wrappers by their attributes, and the task in some way."""
+    """Saves wrappers by their attributes; subclasses save the task."""
 
     def state(self) -> dict[str, Any]:
         *around, task = self.chain
@@ -374,9 +382,9 @@ class ByAttributes(_OfAttributes):
 
 
 class ByEmulator(_OfAttributes):
-    """An Atari game in Gymnasium's form.
+    """An Atari game as a Gymnasium environment.
 
-    Not with sticky actions: which one was done last, and may be done again, ale-py tells nobody.
+    Impossible with sticky actions: ale-py does not expose the last action, which it may repeat.
     """
 
     name = "emulator"
@@ -384,7 +392,7 @@ class ByEmulator(_OfAttributes):
     def _of_task(self, task: Any) -> Any:
         if (sticky := task.ale.getFloat("repeat_action_probability")) > 0:
             raise EnvStateError(
-                f"with repeat_action_probability={sticky:g} its emulator keeps to itself which action it did last: "
+                f"with repeat_action_probability={sticky:g} its emulator does not expose its last action: "
                 "use env.backend=auto, or env.kwargs.repeat_action_probability=0"
             )
         content = task.ale.cloneState(include_rng=True).serialize()
@@ -398,10 +406,10 @@ class ByEmulator(_OfAttributes):
 
 
 class ByReplay(Saver):
-    """The episode is played again.
+    """Replays the running episode.
 
-    Box2D's worlds remember earlier episodes in the order of their contacts, and with it in last bits. LunarLander
-    begins its episodes in new ones (Gymnasium's issue 728), BipedalWalker does so here.
+    A world of Box2D remembers earlier episodes in the order of its contacts, which changes the last bits of results.
+    LunarLander makes a new world for every episode (Gymnasium's issue 728); for BipedalWalker this is done here.
     """
 
     name = "replay"
@@ -409,7 +417,7 @@ class ByReplay(Saver):
     def __init__(self, task: gym.Env) -> None:
         super().__init__(task)
         for each in self.chain:
-            combined(each)  # for generators_in, at every reset
+            combined(each)  # generators_in reads their attributes at every reset
         self.actions = []
         self._begun: dict[str, Any] = {}
         self._is_too_long = False
@@ -431,7 +439,7 @@ class ByReplay(Saver):
     def state(self) -> dict[str, Any]:
         if self._is_too_long:
             raise EnvStateError(
-                f"its episode is longer than {LONGEST} steps, too many to be played again: set env.max_episode_steps, "
+                f"its episode is longer than {LONGEST} steps, too many for a replay: set env.max_episode_steps, "
                 "or give the task state() and restore()"
             )
         if not is_plain(self._begun["options"]):
@@ -442,9 +450,8 @@ class ByReplay(Saver):
         for each, generators in zip(self.chain, state["generators"], strict=True):
             take_attributes(each, generators)
         self.begins(state["seed"], state["options"])
-        self._begun["generators"] = state[
-            "generators"
-        ]  # not those that the task had by then: states are equal
+        # begins() noted the generators of this moment. Keep the original ones, so that states stay equal.
+        self._begun["generators"] = state["generators"]
         obs, info = self.task.reset(seed=state["seed"], **state["options"])
         for action in state["actions"]:
             cast(list, self.actions).append(as_kept(action))
@@ -456,7 +463,7 @@ SAVERS: dict[str, type[Saver]] = {kind.name: kind for kind in (ByItself, ByAttri
 
 
 def saver_of(task: gym.Env) -> Saver:
-    """Return how a task is saved that has been reset."""
+    """Return the saver of a task that has been reset."""
     unwrapped = task.unwrapped
     if all(callable(getattr(unwrapped, name, None)) for name in ("state", "restore")):
         return ByItself(task)
@@ -486,7 +493,7 @@ def _attributes_of(thing: Any) -> dict[str, Any]:
     try:
         return attributes_of(thing)
     except NotData as e:
-        raise EnvStateError(f"{e}, which may remember more than it shows") from None
+        raise EnvStateError(f"{e}, which may hide a state") from None
 
 
 def _is_a(task: Any, which: tuple[str, str]) -> bool:

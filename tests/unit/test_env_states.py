@@ -190,7 +190,7 @@ def test_what_is_large_in_several_states_is_held_once_beside_them():
 
 @pytest.mark.parametrize("value", [(1,), {1: 2}, np.float32(1), np.array([None]), object(), {"a": [{2}]}])
 def test_what_would_not_come_back_is_refused(value):
-    with pytest.raises(TypeError, match="is no part of a state"):
+    with pytest.raises(TypeError, match="cannot be saved"):
         packed(value)
 
 
@@ -312,7 +312,7 @@ def test_one_whose_wrapper_hides_something_beside_its_own_state_says_so(monkeypa
     name = registered(monkeypatch, Own)
     monkeypatch.setattr("ddppo.envs.single.make_task", lambda env: Hiding(gym.make(name)))
     reason = dry_run(EnvConfig(id=name)).why_inexact
-    assert "cannot save its state: Hiding.hidden holds a tuple_iterator, which may remember more" in reason
+    assert "cannot save its state: Hiding.hidden holds a tuple_iterator, which may hide a state" in reason
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ale_py") is None, reason="needs the extra atari")

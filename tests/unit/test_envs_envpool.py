@@ -114,7 +114,9 @@ def test_shapes_are_those_that_models_take():
 
 def test_nothing_is_saved_and_that_is_said():
     env = EnvConfig(id=CARTPOLE, num_envs=2)
-    assert dry_run(env).why_inexact == "envpool/CartPole-v1 is stepped by EnvPool, which hands over no state"
+    assert (
+        dry_run(env).why_inexact == "envpool/CartPole-v1 is stepped by EnvPool, which cannot save its state"
+    )
     envs = make_vec_env(env, range(2), rank=0, cores=1)
     with pytest.raises(EnvStateError, match="environment 0 of rank 0"):
         envs.state()

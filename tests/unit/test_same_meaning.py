@@ -298,16 +298,16 @@ LEARNING = {
     "Gymnasium's of observations": (
         lambda: cartpole(gym.wrappers.NormalizeObservation),
         "its wrapper NormalizeObservation learns running statistics (obs_rms) of its own in each environment, which "
-        "depend on the number of workers and are not there in evaluation: take it out and use ppo.normalize_obs=true",
+        "depend on the number of workers and are missing in evaluation: remove it and use ppo.normalize_obs=true",
     ),
     "Gymnasium's of rewards": (
         lambda: cartpole(gym.wrappers.NormalizeReward),
-        "take it out and use ppo.normalize_rewards=true",
+        "remove it and use ppo.normalize_rewards=true",
     ),
     "one of a user's own": (
         lambda: cartpole(OwnScale),
         "its wrapper OwnScale learns running statistics (seen) of its own in each environment, which depend on the "
-        "number of workers and are not there in evaluation: take it out and use ppo.normalize_obs=true or "
+        "number of workers and are missing in evaluation: remove it and use ppo.normalize_obs=true or "
         "ppo.normalize_rewards=true, or freeze it and say so by an attribute training=False",
     ),
     "one of other names": (lambda: cartpole(lambda env: OwnScale(env, "n", "M2")), "OwnScale"),
@@ -373,8 +373,8 @@ def advice(obs=UNIT, action=THREE, **model):
 ADVICE = {
     "actions that go far": (
         {"action": Box(0, 1000, (1,), np.float32)},
-        "its actions go from 0 to 1000, and a new policy draws them about 0 with deviation 1, cut to these bounds: it "
-        "reaches a small part of them: use model.squash=tanh, which spreads them over the bounds, or",
+        "its actions go from 0 to 1000, and a new policy draws them around 0 with deviation 1, then clips them: it "
+        "reaches a small part of the bounds: use model.squash=tanh, which spreads them over the bounds, or",
     ),
     "actions that lie far": ({"action": Box(100, 101, (2,), np.float32)}, "its actions go from 100 to 101, and"),
     "actions that are tiny": (
@@ -391,7 +391,7 @@ ADVICE = {
     ),
     "a picture of float32": (
         {"obs": Box(0, 255, (64, 48, 3), np.float32)},
-        "its observations are a Box of float32 from 0 to 255 and 64 x 48 x 3, as a picture is, but only uint8 is",
+        "its observations are a Box of float32 from 0 to 255 and 64 x 48 x 3, like a picture, but only uint8",
     ),
     "a grey picture of int64 in a dict": (
         {"obs": Dict(speed=UNIT, camera=Box(0, 255, (84, 84), np.int64))},

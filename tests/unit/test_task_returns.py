@@ -566,7 +566,9 @@ def test_spaces_that_no_memory_holds_are_refused_before_they_are_filled(space, s
     "space", [Discrete(2**40), MultiDiscrete([2, 2**62]), MultiBinary(2**21), MultiDiscrete([])]
 )
 def test_actions_that_no_memory_holds_are_refused(space):
-    with pytest.raises(ConfigError, match=r"choices, and a policy gives each a number|is not supported"):
+    with pytest.raises(
+        ConfigError, match=r"choices, and a policy computes a number for each|is not supported"
+    ):
         probe(given(action_space=space))
 
 
@@ -688,7 +690,7 @@ def test_a_mask_that_comes_late_ends_what_had_none():
 def test_a_method_by_almost_the_name_is_a_warning(capfd):
     assert probe(given(valid_action_mask=lambda: np.ones(2))).mask_size is None
     assert (
-        "it has a method valid_action_mask(), which is not asked for masks: name it action_masks"
+        "it has a method valid_action_mask(), which is not used for masks: name it action_masks"
         in capfd.readouterr().err
     )
 
@@ -701,7 +703,7 @@ def test_a_method_that_is_none_or_of_a_base_class_is_no_mask():
 def test_a_method_for_actions_that_cannot_be_masked_is_a_warning(capfd):
     spec = probe(given(action_space=Box(-1, 1, (2,)), action_masks=lambda: np.ones(4)))
     assert spec.mask_size is None
-    assert "its method action_masks() is not asked, because its actions are box" in capfd.readouterr().err
+    assert "its method action_masks() is not used, because its actions are box" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -711,7 +713,7 @@ def test_a_method_for_actions_that_cannot_be_masked_is_a_warning(capfd):
         (np.ones(3), "the task's action_mask has 3 entries, but its actions"),
         (
             ["yes", "no"],
-            r"\['yes', 'no'\] of type list as the action_mask .*, it must hold 1 or True where a choice is",
+            r"\['yes', 'no'\] of type list as the action_mask .*, it must hold 1 or True for an allowed choice",
         ),
         ([0.5, 1.0], r"0.5 in \[0.5, 1.0\] of type list as the action_mask"),
         (np.float32([0, -1e9]), r"-1e\+09 in a value of type ndarray and shape \(2,\) as the action_mask"),

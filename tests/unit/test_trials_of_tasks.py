@@ -159,7 +159,7 @@ def interrupt():
 def test_one_that_breaks_off_the_trial_otherwise_is_said_to_be_untried(own):
     (said,) = dry_run(own(in_step(5, interrupt))).warnings
     assert said.startswith(
-        "the trial of env.id=Own-v0 broke off after 4 steps at random, by KeyboardInterrupt, in inter"
+        "the dry run of env.id=Own-v0 broke off after 4 steps at random, by KeyboardInterrupt, in inter"
     )
     with pytest.raises(ConfigError, match="cannot be made and started: KeyboardInterrupt, in interrupt"):
         dry_run(own(resets=lambda self: interrupt()))

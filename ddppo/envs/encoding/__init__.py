@@ -1,1 +1,1 @@
-"""What a task observes and takes, in arrays: spaces become specs, observations rows, actions the task's own."""
+"""Between a task and a model: spaces become specs, observations arrays, and a model's actions those of the task."""

@@ -1,6 +1,7 @@
-"""Between a task's own spaces and what a model knows: what is observed and done, and actions for the task.
+"""From Gymnasium's spaces to the specs that a model is built from, and from a model's actions to those of the task.
 
-Observations become arrays in rows.py.
+`obs_spec` and `action_spec` describe spaces, or raise ConfigError with the remedy. `decode_actions` and `sample_action`
+make actions of the task. Observations are encoded in observations.py.
 """
 
 from typing import Any
@@ -14,16 +15,16 @@ from ddppo.envs.encoding.step_values import MASK, described
 from ddppo.errors import ConfigError
 from ddppo.spaces import ActionSpec, ArraySpec
 
-_UNBOUNDED = 1e9  # a bound beyond stands for none, as the largest float32 does
+_UNBOUNDED = 1e9  # a larger bound, such as the largest float32, means "no bound"
 _BASIC = (Box, Discrete, MultiDiscrete, MultiBinary)
-_MOST_CHOICES = 2**20  # that become entries of one vector
+_MOST_CHOICES = 2**20  # entries of a one-hot vector, or logits
 _MOST_BYTES = 2**28  # of one observation
 _FLOAT16_RANGE = float(np.finfo(np.float16).min), float(np.finfo(np.float16).max)
-_EXACT = 2**24  # up to which a float32 holds every whole number
+_EXACT = 2**24  # a float32 holds every whole number up to this
 
 
 def check_is_space(space: Any, which: str) -> None:
-    """Raise ConfigError unless a task's `which` is a space of Gymnasium."""
+    """Raise ConfigError unless a task's `which` (observation_space, action_space) is a space of Gymnasium."""
     if isinstance(space, gym.Space):
         return
     kind = type(space)
@@ -44,13 +45,13 @@ def check_is_space(space: Any, which: str) -> None:
 
 
 def action_spec(space: gym.Space) -> ActionSpec:
-    """Describe an action space. Raises ConfigError where no action distribution fits it."""
+    """Describe an action space. Raises ConfigError if no action distribution fits it."""
     check_is_space(space, "action_space")
     spec = _action_spec(space)
     if spec.kind != "text" and (size := sum(spec.sizes)) > _MOST_CHOICES:
         raise ConfigError(
-            f"action space {_short(space)} has {size} choices, and a policy gives each a number: at most "
-            f"{_MOST_CHOICES} can be had; take the action apart into a MultiDiscrete of fewer, or scale a Box"
+            f"action space {_short(space)} has {size} choices, and a policy computes a number for each: at most "
+            f"{_MOST_CHOICES} are possible; split the action into a MultiDiscrete of fewer, or scale a Box"
         )
     return spec
 
@@ -79,7 +80,7 @@ def _action_spec(space: gym.Space) -> ActionSpec:
 
 
 def _bounds(space: Box) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the bounds of every dimension, flattened; two empty ones unless all are finite and apart."""
+    """Return the flattened lower and upper bounds; two empty tuples unless all are finite and low < high."""
     low, high = (np.ravel(bound).astype(np.float64) for bound in (space.low, space.high))
     if not ((np.abs(low) < _UNBOUNDED) & (np.abs(high) < _UNBOUNDED) & (low < high)).all():
         return (), ()
@@ -87,7 +88,7 @@ def _bounds(space: Box) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def without_mask(space: gym.Space) -> gym.Space:
-    """Take the key `action_mask` out of a Dict space; others stay. Raises ConfigError if unsupported."""
+    """Return the space without the key `action_mask` of a Dict. Raises ConfigError for an unsupported space."""
     check_is_space(space, "observation_space")
     if isinstance(space, Dict):
         space = Dict({key: part for key, part in space.spaces.items() if key != MASK})
@@ -105,7 +106,7 @@ Path = tuple[Any, ...]
 
 
 def space_leaves(space: gym.Space, path: Path = ()) -> list[tuple[Path, gym.Space]]:
-    """Return the spaces in nested Dicts and Tuples with the keys that lead to them; an empty one stands for itself."""
+    """Return (path of keys, space) of every leaf in nested Dicts and Tuples; an empty Dict or Tuple is a leaf."""
     match space:
         case Dict() | Tuple() if len(space.spaces):
             return [leaf for key, part in space_parts(space) for leaf in space_leaves(part, (*path, key))]
@@ -118,9 +119,9 @@ def space_parts(space: Dict | Tuple) -> list[tuple[Any, gym.Space]]:
 
 
 def obs_spec(space: gym.Space) -> ArraySpec | dict[str, ArraySpec]:
-    """Describe what observations of `space` become: one array, or where it is a Dict or Tuple, several by their paths.
+    """Describe observations of `space` as arrays: one, or for a Dict or Tuple several by their paths.
 
-    Raises ConfigError if it is not supported.
+    Raises ConfigError if the space is not supported.
     """
     if isinstance(space, Text):
         return ArraySpec((space.max_length,), "text")
@@ -134,7 +135,7 @@ def obs_spec(space: gym.Space) -> ArraySpec | dict[str, ArraySpec]:
     if size > _MOST_BYTES:
         raise ConfigError(
             f"one observation of {_short(space)} takes {size / 2**20:.0f} MiB, and a rollout keeps thousands: at most "
-            f"{_MOST_BYTES >> 20} MiB can be had; wrap the task so that it observes less"
+            f"{_MOST_BYTES >> 20} MiB are possible; wrap the task so that it observes less"
         )
     return specs if parts[0][0] else specs[names[0]]
 
@@ -144,13 +145,13 @@ def path_name(path: Path) -> str:
 
 
 def _array_spec(space: gym.Space) -> ArraySpec:
-    """Pixels, boxes of uint8 from 0 to 255, stay as they are; Discrete and MultiDiscrete become one-hot vectors."""
+    """Describe one leaf: boxes of uint8 from 0 to 255 are pixels; Discrete and MultiDiscrete become one-hot vectors."""
     if isinstance(space, (Discrete, MultiDiscrete)):
         size = int(space.n) if isinstance(space, Discrete) else sum(space.nvec.reshape(-1).tolist())
         if size > _MOST_CHOICES:
             raise ConfigError(
                 f"observation space {_short(space)} becomes a vector of {size} entries, one for each choice: at most "
-                f"{_MOST_CHOICES} can be had; observe the number itself, scaled, in a Box, or its digits in a "
+                f"{_MOST_CHOICES} are possible; observe the number itself, scaled, in a Box, or its digits in a "
                 "MultiDiscrete"
             )
         return ArraySpec((size,))
@@ -163,14 +164,14 @@ def _array_spec(space: gym.Space) -> ArraySpec:
     is_whole = space.dtype.kind in "iu"
     if space.dtype == np.uint8 and (space.low == 0).all() and (space.high == 255).all():
         return ArraySpec(shape, "uint8")
-    # Whole numbers that a float32 does not hold are kept in a float64.
+    # Whole numbers beyond the range of a float32 need a float64.
     is_double = space.dtype == np.float64 or (is_whole and max(-low, high) > _EXACT)
     largest = int(high) if is_whole and space.bounded_above.all() else None
     return ArraySpec(shape, "float64" if is_double else "float32", largest)
 
 
 def checked_mask_size(size: int, action: ActionSpec) -> int:
-    """Return the length of a task's masks. Raises ConfigError where it does not fit the actions."""
+    """Return the length of a task's masks. Raises ConfigError if it does not fit the actions."""
     if action.kind not in ("discrete", "multi_discrete"):
         remedy = ""
         if action.kind == "multi_binary":
@@ -178,7 +179,7 @@ def checked_mask_size(size: int, action: ActionSpec) -> int:
                 f"use MultiDiscrete([2] * {action.sizes[0]}), whose masks allow 0 and 1 of every bit, or "
             )
         raise ConfigError(
-            f"the task hands over an action mask, but its actions are {action.kind}: only Discrete and "
+            f"the task returns an action mask, but its actions are {action.kind}: only Discrete and "
             f"MultiDiscrete actions can be masked; {remedy}remove action_mask from "
             "its observations and infos"
         )
@@ -193,12 +194,12 @@ def checked_mask_size(size: int, action: ActionSpec) -> int:
 def decode_actions(space: gym.Space, actions: np.ndarray) -> np.ndarray:
     """Turn a model's actions `[..., *spec.action.shape]` into the task's `[..., *space.shape]`.
 
-    Discrete choices are counted from `start`; Box actions are clipped to its bounds (and rounded, if it holds
-    integers). The result is a new array: a task may keep or change what it is given.
+    Discrete choices are counted from `start`. Box actions are clipped to the bounds, and rounded if the box holds
+    integers. The result is a new array, because a task may keep or change it.
     """
     match space:
         case Discrete() | MultiDiscrete():
-            # Its dtype, such as uint8, holds every choice.
+            # Compute in the space's own dtype, such as uint8: it holds every choice.
             return np.add(actions, space.start, dtype=space.dtype, casting="unsafe")
         case MultiBinary():
             return actions.reshape(actions.shape[:-1] + space.shape).astype(space.dtype)
@@ -207,7 +208,7 @@ def decode_actions(space: gym.Space, actions: np.ndarray) -> np.ndarray:
             if space.dtype.kind in "iu" and space.dtype.itemsize == 8:
                 return _whole_actions(space, shaped)
             clipped = np.clip(shaped, space.low, space.high)
-            if space.dtype == np.float16:  # an unbounded one ends where its numbers end, not at infinity
+            if space.dtype == np.float16:  # an unbounded box ends at the largest float16, not at infinity
                 clipped = np.clip(clipped, *_FLOAT16_RANGE)
             chosen = np.rint(clipped) if space.dtype.kind in "biu" else clipped
             return chosen.astype(space.dtype, copy=False)
@@ -215,7 +216,7 @@ def decode_actions(space: gym.Space, actions: np.ndarray) -> np.ndarray:
 
 
 def _whole_actions(space: Box, actions: np.ndarray) -> np.ndarray:
-    """Clip and round actions of 64-bit integers. No float holds their bounds, so what is beyond is set as integers."""
+    """Round and clip actions of 64-bit integers. No float holds their bounds exactly, so integers are clipped."""
     most = 2.0 ** (63 if space.dtype.kind == "i" else 64)
     rounded = np.rint(np.asarray(actions, np.float64))
     least = -most if space.dtype.kind == "i" else 0.0
@@ -228,7 +229,7 @@ def sample_action(space: gym.Space, mask: np.ndarray | None) -> Any:
     if isinstance(space, Box):
         bounds = np.abs([space.low.astype(np.float64), space.high.astype(np.float64)])
         if (np.isfinite(bounds) & (bounds > _UNBOUNDED)).any():
-            # Gymnasium's own draws overflow in some of these bounds.
+            # space.sample() overflows for some of these bounds.
             drawn = 100 * space.np_random.standard_normal(space.shape)
             return decode_actions(space, drawn.reshape(-1))
     if mask is None:

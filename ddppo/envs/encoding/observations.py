@@ -1,6 +1,8 @@
-"""Rows: what one environment hands over per step, the arrays of an observation and the action mask beside them.
+"""Encodes an observation and its action mask into one row, a NumPy record of fixed layout.
 
-A row carries both through shared memory, so a mask always belongs to its observation.
+Rows pass through the shared memory of a pool, so a mask always arrives with its observation. `RowLayout` is the layout,
+`RowEncoder` writes rows, `outside` describes numbers beyond the bounds of a space. The functions between check and
+convert one value; they raise WrongOutput for values that do not fit the space.
 """
 
 import operator
@@ -17,14 +19,14 @@ from ddppo.envs.encoding.step_values import MASK, WrongOutput, flat_mask
 from ddppo.spaces import ArraySpec, EnvSpec, each, leaves
 
 _ARRAY = np.ndarray
-ObsArrays = np.ndarray | dict[str, np.ndarray]  # of a spec that is one array, or several by name
+ObsArrays = np.ndarray | dict[str, np.ndarray]  # one array, or several by name, as spec.obs is
 
 
 class RowLayout:
-    """How observations and masks of a spec lie in arrays of rows.
+    """The NumPy dtype of a row, and views of the observation and the mask in arrays of rows.
 
-    dtype: of one row. It is the array of the observation itself where that is all there is, else it has a field for
-    each array, in memory one after another, and one for the mask.
+    A row is the observation itself if that is one array and there are no masks. Else `dtype` has a field for each
+    array of the observation and one for the mask.
     """
 
     def __init__(self, spec: EnvSpec) -> None:
@@ -33,7 +35,7 @@ class RowLayout:
         if isinstance(spec.obs, ArraySpec) and spec.mask_size is None:
             self.dtype = np.dtype(arrays[0])
             return
-        names = [f"obs {k}" for k in range(len(arrays))]  # a task's own names need not be names of fields
+        names = [f"obs {k}" for k in range(len(arrays))]  # a task's keys may be no valid field names
         self._names = dict(zip(spec.obs, names, strict=True)) if isinstance(spec.obs, dict) else names[0]
         fields: list[Any] = [(name, *array) for name, array in zip(names, arrays, strict=True)]
         if spec.mask_size is not None:
@@ -52,10 +54,9 @@ class RowLayout:
 class RowEncoder:
     """Turns observations and infos of one environment into rows, always new arrays of `layout.dtype`.
 
-    New, because many tasks write their next observation into the array they handed over before, and a final
-    observation must outlive the reset that follows in the same step. Raises WrongOutput where its space does not
-    describe an observation: another shape, kind or keys, or numbers that the row's type cannot hold. Whether numbers
-    lie within the bounds of a Box is not looked at here (`outside`).
+    New, because many tasks write the next observation into the same array, and a final observation has to outlive the
+    reset in the same step. Raises WrongOutput for an observation that its space does not describe: another shape, type
+    or keys, or numbers that the row's type cannot hold. Bounds of a Box are not checked here (see `outside`).
     """
 
     def __init__(self, space: gym.Space, spec: EnvSpec) -> None:
@@ -66,17 +67,18 @@ class RowEncoder:
         if self._is_plain_box:
             self._read = _Numbers(space, self.layout.dtype.base, "")
             self._dtype = self.layout.dtype.base
-            # None where every array has to be read, because the row is of another type.
+            # None if every array has to be converted, because the row has another type.
             self._shape = space.shape if space.dtype == self._dtype else None
-        # Written anew for every observation, and copied: a view of a field costs as much as all that is written.
+        # One row that every observation is written into and then copied: making views of its fields is expensive.
         self._row = np.zeros((), self.layout.dtype)
-        # With the bytes between fields, which copies of rows leave to chance and comparisons of bytes would see.
+        # A view with the padding between fields: copies of a record leave it random, and rows are compared bytewise.
         self._whole = self._row.view(f"V{self.layout.dtype.itemsize}") if self.layout.dtype.names else None
         self._mask = self.layout.mask(self._row)
         self._write = _writer(self.space, "", iter(leaves(self.layout.obs(self._row))))
 
     def __call__(self, obs: Any, info: Mapping[Any, Any]) -> np.ndarray:
         if self._is_plain_box:
+            # The fast path: an array of the right type needs only a copy.
             if type(obs) is _ARRAY and obs.dtype == self._dtype and obs.shape == self._shape:
                 return obs.copy()
             array = self._read(obs)
@@ -91,7 +93,7 @@ class RowEncoder:
         mask = obs.get(MASK) if is_mapping else None
         mask = info.get(MASK) if mask is None else mask
         if mask is None:
-            out[:] = True  # all is allowed where a task hands over no mask
+            out[:] = True  # no mask: everything is allowed
             return
         mask = flat_mask(mask)
         if mask.size != out.size:
@@ -111,9 +113,9 @@ def _of_type(value: Any) -> str:
 
 
 class _Numbers:
-    """Reads what a task observes in one Box or MultiBinary as an array of `dtype`, of the shape of `space`.
+    """Converts a value of a Box or MultiBinary to an array of `dtype` and of the space's shape.
 
-    What is read is perhaps the observation itself, or a view of it. Raises WrongOutput.
+    The result may be the value itself or a view of it. Raises WrongOutput.
     """
 
     def __init__(self, space: gym.Space, dtype: np.dtype, label: str) -> None:
@@ -131,11 +133,11 @@ class _Numbers:
 
 
 def as_numbers(value: Any, called: str, wanted: str) -> np.ndarray:
-    """Return an array of numbers, perhaps `value` itself. Raises WrongOutput, in these words, for what is none."""
+    """Return an array of numbers, perhaps `value` itself. Raises WrongOutput(called + type, wanted) otherwise."""
     array = value
     if type(value) is not np.ndarray:
         if isinstance(value, np.ma.MaskedArray) and np.ma.getmaskarray(value).any():
-            raise WrongOutput(f"{called} with masked entries", "what is masked has no number: fill it")
+            raise WrongOutput(f"{called} with masked entries", "masked entries have no number: fill them")
         try:
             array = np.asarray(value)
         except Exception as e:  # ragged lists, tensors that need a gradient or lie on a GPU
@@ -147,7 +149,7 @@ def as_numbers(value: Any, called: str, wanted: str) -> np.ndarray:
 
 
 def _plain_array(value: Any, shape: tuple[int, ...], label: str) -> np.ndarray:
-    """Return an array of numbers of that shape, perhaps `value` itself. Raises WrongOutput."""
+    """Return an array of numbers of this shape, perhaps `value` itself. Raises WrongOutput."""
     array = value
     if type(value) is not np.ndarray or value.dtype.kind not in "biuf":
         array = as_numbers(value, _called(label), f"its space says numbers of shape {shape}")
@@ -157,10 +159,10 @@ def _plain_array(value: Any, shape: tuple[int, ...], label: str) -> np.ndarray:
 
 
 def as_pixels(array: np.ndarray, label: str = "") -> np.ndarray:
-    """Return an array of numbers as uint8. Raises WrongOutput where that would change them."""
+    """Return an array of numbers as uint8. Raises WrongOutput if that would change one."""
     if array.dtype == np.uint8:
         return array
-    is_pixel = (array >= 0) & (array <= 255) & (array == np.rint(array))  # not where NaN
+    is_pixel = (array >= 0) & (array <= 255) & (array == np.rint(array))  # False for NaN
     if not is_pixel.all():
         raise _wrong_number(array[~is_pixel].flat[0], label, "its space says whole numbers from 0 to 255")
     return array.astype(np.uint8)
@@ -169,8 +171,8 @@ def as_pixels(array: np.ndarray, label: str = "") -> np.ndarray:
 def as_floats(array: np.ndarray, dtype: np.dtype, label: str = "", *, is_whole: bool = False) -> np.ndarray:
     """Return an array of numbers as float32 or float64 (`dtype`), perhaps itself.
 
-    Floats are rounded to the nearest. Raises WrongOutput for integers that would become others, for floats that would
-    become infinite, and where is_whole for numbers that are not.
+    Floats are rounded to the nearest. Raises WrongOutput for integers that would change, for floats that would become
+    infinite, and with is_whole for fractions.
     """
     found = array.dtype
     if found.kind == "f":
@@ -183,14 +185,15 @@ def as_floats(array: np.ndarray, dtype: np.dtype, label: str = "", *, is_whole: 
     elif found.itemsize <= 2:  # every number of 16 bits is a float32
         return array.astype(dtype)
     else:
-        most = 2.0**24 if dtype.itemsize == 4 else 2.0**53  # up to which floats hold every whole number
+        most = 2.0**24 if dtype.itemsize == 4 else 2.0**53  # floats hold every whole number up to this
     try:
         floats = array.astype(dtype)
-        # One pass says of most arrays that no number is beyond, a second of all but few.
+        # One pass (the sum of squares) shows for most arrays that no number is too large; a second one for nearly all.
         if np.vdot(floats, floats) < most * most / 2 or np.abs(floats).max(initial=0) < most:
             return floats
-    except (ArithmeticError, RuntimeWarning):  # where NumPy's warnings are errors
+    except (ArithmeticError, RuntimeWarning):  # NumPy's warnings may be set to raise
         pass
+    # Slow path: look at each number.
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         floats = array.astype(dtype)
@@ -214,13 +217,13 @@ def _wrong_number(number: Any, label: str, wanted: str) -> WrongOutput:
     return WrongOutput(f"{_called(label)} with the number {said}", wanted)
 
 
-Write = Callable[[Any], None]  # an observation into its arrays
+Write = Callable[[Any], None]  # writes an observation into its arrays
 
 
 def _writer(space: gym.Space, label: str, arrays: Iterator[np.ndarray]) -> Write:
-    """Return what writes observations of `space` into the next of `arrays`.
+    """Return a function that writes observations of `space` into the next of `arrays`.
 
-    `label` is the way to them, e.g. ['cards'][0].
+    label: the path to this part of the observation, for messages, e.g. ['cards'][0].
     """
     match space:
         case Dict():
@@ -235,7 +238,7 @@ def _writer(space: gym.Space, label: str, arrays: Iterator[np.ndarray]) -> Write
     read = _Numbers(space, out.dtype, label)
     dtype = space.dtype
     assert dtype is not None
-    # None where every array has to be read. NumPy calls it safe to make whole numbers of 64 bits floats.
+    # None if every array has to be converted. NumPy calls the cast of 64-bit integers to floats safe: it is not.
     is_safe_type = np.can_cast(dtype, out.dtype) and not (dtype.kind in "iu" and dtype.itemsize == 8)
     shape = space.shape if is_safe_type else None
 
@@ -257,7 +260,7 @@ def _dict_writer(space: Dict, label: str, arrays: Iterator[np.ndarray]) -> Write
         for key, write_part in parts:
             try:
                 part = value[key]
-            except Exception as e:  # of a value without keys, or as its own class has it
+            except Exception as e:  # a value without keys, or a user's own __getitem__
                 has = f"with keys {list(value)}" if isinstance(value, Mapping) else _of_type(value)
                 raise WrongOutput(
                     f"{_called(label)} {has}", f"its space says a dict with keys {list(space.spaces)}"
@@ -290,9 +293,9 @@ def _discrete_writer(space: Discrete, label: str, out: np.ndarray) -> Write:
             choice = (
                 operator.index(value.item() if isinstance(value, (np.generic, np.ndarray)) else value) - start
             )
-        except Exception as e:  # of no whole number; of tensors RuntimeError too
+        except Exception as e:  # no whole number; tensors raise RuntimeError
             raise WrongOutput(f"{_called(label)} {_of_type(value)}", f"its space says {space}") from e
-        if not 0 <= choice < n:  # a negative one would count from the end
+        if not 0 <= choice < n:  # a negative index would count from the end
             raise WrongOutput(f"{choice + start} as {_called(label)}", f"its space says {space}")
         out[:] = 0
         out[choice] = 1
@@ -310,7 +313,7 @@ def _multi_discrete_writer(space: MultiDiscrete, label: str, out: np.ndarray) ->
         if choices.dtype.kind == "f" and not (choices == np.rint(choices)).all():
             wrong = choices[choices != np.rint(choices)][0]
             raise _wrong_number(wrong, label, f"its space says {space}")
-        if ((choices < start) | (choices > last)).any():  # it would fall into another component's entries
+        if ((choices < start) | (choices > last)).any():  # else the 1 would be written into another component
             raise WrongOutput(f"{value} as {_called(label)}", f"its space says {space}")
         out[:] = 0
         out[offsets + (choices.astype(start.dtype) - start).astype(np.int64)] = 1
@@ -319,10 +322,10 @@ def _multi_discrete_writer(space: MultiDiscrete, label: str, out: np.ndarray) ->
 
 
 def outside(space: gym.Space, obs: Any, label: str = "") -> Iterator[str]:
-    """Yield in words what of an observation that can be read lies outside its space, and is read all the same.
+    """Yield descriptions of the parts of a valid observation that are outside its space but accepted.
 
-    Numbers beyond the bounds of a Box by more than rounding, keys that a Dict does not list, and other numbers than 0
-    and 1 in a MultiBinary: many a public task does this, and nothing here depends on it.
+    These are numbers beyond the bounds of a Box by more than rounding, keys that a Dict does not list, and numbers
+    other than 0 and 1 in a MultiBinary. Many public tasks return them, and nothing here depends on the bounds.
     """
     match space:
         case Dict():

@@ -1,8 +1,8 @@
-"""What reset and step return besides observations: rewards, ends, infos and masks, each read as one type or refused.
+"""Reads the values that reset and step return besides observations: rewards, ends, infos and masks.
 
-A task of a user's own may return anything: a list as `terminated`, which is true even where it says [False], or a mask
-in a Mapping that is no dict. What can be read without a doubt is read, the rest raises WrongOutput. Stepping calls
-these functions only where a value is not the plain one already (`x is not False`, `type(x) is not float`).
+A user's task may return anything, for example [False] as `terminated`, a list that is true. A value with one clear
+meaning is converted to one type; any other raises WrongOutput. The hot path calls these functions only if a value does
+not have the plain type already (`x is not False`, `type(x) is not float`).
 """
 
 import linecache
@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium.spaces import Discrete, MultiDiscrete
 
 MASK = "action_mask"
-_METHOD = "action_masks"  # by which environments hand masks to MaskablePPO of sb3-contrib
+_METHOD = "action_masks"  # the method that MaskablePPO of sb3-contrib calls
 _NUMBERS = {
     float,
     int,
@@ -25,7 +25,7 @@ _NUMBERS = {
     np.int64,
     np.int32,
     np.bool_,
-}  # that float() takes as they are
+}  # types that float() converts exactly
 _FIVE = "(observation, reward, terminated, truncated, info)"
 REMEDY_OF_GYM = (
     "for an environment of the package gym, register what gymnasium.make('GymV21Environment-v0', env=...) of "
@@ -34,7 +34,7 @@ REMEDY_OF_GYM = (
 
 
 class WrongOutput(ValueError):
-    """An environment returned (or raised: `verb`) `found`, against `wanted`: halves of a sentence."""
+    """An environment returned a wrong value: "{verb} {found}, {wanted}" is the rest of a sentence about it."""
 
     def __init__(self, found: str, wanted: str, verb: str = "returned") -> None:
         super().__init__(f"{verb} {found}, {wanted}")
@@ -52,15 +52,15 @@ def described(value: Any) -> str:
         return f"a value of type {kind} and shape {tuple(shape)}"
     try:
         said = " ".join(repr(value).split())
-    except Exception:  # a repr may raise anything
+    except Exception:  # a user's __repr__ may raise anything
         return f"a value of type {kind}"
     return f"{said if len(said) <= 60 else said[:57] + '...'} of type {kind}"
 
 
 def _item(value: Any) -> Any:
-    """Return the one number in an array, a tensor or a NumPy scalar; everything else as it is."""
+    """Return the number in an array or tensor of one entry, or in a NumPy scalar; any other value unchanged."""
     if isinstance(value, np.ma.MaskedArray) and np.ma.getmaskarray(value).any():
-        return value  # item() would make up a number
+        return value  # item() would return the number under the mask
     if isinstance(value, (np.generic, np.ndarray)):
         is_number = value.size == 1 and value.dtype.kind in "biuf"
         return value.item() if is_number else value
@@ -75,8 +75,8 @@ def _item(value: Any) -> Any:
 def as_flag(value: Any, name: str) -> bool:
     """Return `terminated` or `truncated` (`name`) as a bool. Raises WrongOutput.
 
-    0 and 1 are taken, of Python, in NumPy's types, and in arrays and tensors of one entry. Lists, strings and the like
-    are not: their truth says whether they are empty.
+    Accepts 0 and 1 of Python, of NumPy, and in arrays and tensors of one entry. Rejects lists and strings: their truth
+    value only says whether they are empty.
     """
     if value is True or type(value) is np.bool_:
         return bool(value)
@@ -87,14 +87,14 @@ def as_flag(value: Any, name: str) -> bool:
 
 
 def as_number(reward: Any) -> float:
-    """Return a reward as a number; arrays of one entry are. Raises WrongOutput."""
+    """Return a reward as a float; an array of one entry is a number. Raises WrongOutput."""
     try:
         if type(reward) in _NUMBERS:
             return float(reward)
         item = _item(reward)
         is_other = isinstance(item, (str, bytes, bytearray, np.ndarray, np.generic))
         if not is_other or isinstance(item, np.longdouble):
-            return float(item)  # also of a Fraction; complex has none
+            return float(item)  # works for a Fraction, fails for complex
     except Exception as e:  # OverflowError, or what a __float__ raises
         raise _no_number(reward) from e
     raise _no_number(reward)
@@ -105,16 +105,16 @@ def _no_number(reward: Any) -> WrongOutput:
 
 
 def as_info(info: Any) -> Mapping[Any, Any]:
-    """Return an info, {} for None. Raises WrongOutput for what is no Mapping."""
+    """Return an info, {} for None. Raises WrongOutput for anything but a Mapping."""
     if isinstance(info, Mapping):
         return info
     if info is None:
         return {}
-    raise WrongOutput(f"{described(info)} as info", "it must be a dict, {} where there is nothing to tell")
+    raise WrongOutput(f"{described(info)} as info", "it must be a dict, {} for nothing")
 
 
 def as_pair(answer: Any) -> tuple[Any, Mapping[Any, Any]]:
-    """Return observation and info of a reset. Raises WrongOutput, such as for an old Gym task's bare observation."""
+    """Return observation and info of a reset. Raises WrongOutput, for example for the bare observation of old Gym."""
     if type(answer) is tuple and len(answer) == 2 and type(answer[1]) is dict:
         return answer
     if not (isinstance(answer, (tuple, list)) and len(answer) == 2):
@@ -128,12 +128,12 @@ def as_pair(answer: Any) -> tuple[Any, Mapping[Any, Any]]:
 def _no_pair(found: str) -> WrongOutput:
     return WrongOutput(
         f"{found} from reset()",
-        f"it must return (observation, info), with {{}} where there is no info; {REMEDY_OF_GYM}",
+        f"it must return (observation, info), with {{}} for no info; {REMEDY_OF_GYM}",
     )
 
 
 def as_five(answer: Any) -> tuple[Any, Any, Any, Any, Any]:
-    """Return the five values of a step as they are. Raises WrongOutput for another number of them."""
+    """Return the five values of a step unchanged. Raises WrongOutput for another number of values."""
     if isinstance(answer, (tuple, list)) and len(answer) == 5:
         return tuple(answer)
     found = f"{len(answer)} values" if isinstance(answer, (tuple, list)) else described(answer)
@@ -148,12 +148,13 @@ def _no_five(found: str) -> WrongOutput:
 
 
 def translated(error: BaseException) -> BaseException:
-    """Return what to say instead of an exception that only means that a task keeps to the API of the old Gym.
+    """Return a WrongOutput in place of an exception that means "this task has the API of the old Gym".
 
-    Gymnasium's wrappers and ours unpack what a task returns, and pass a seed on: what then raises is no fault in their
-    line, but of what the task returned.
+    Wrappers unpack the values of a task and pass a seed on. Such a line of a wrapper then raises, although the mistake
+    is in the task.
     """
     said = str(error)
+    # reset() without the keywords seed and options.
     if isinstance(error, TypeError) and (
         keyword := re.search(r"reset\(\) got an unexpected keyword argument '(seed|options)'", said)
     ):
@@ -163,6 +164,7 @@ def translated(error: BaseException) -> BaseException:
             f"super().reset(seed=seed), and return (observation, info); {REMEDY_OF_GYM}",
             verb="raised",
         )
+    # A wrong number of values: look whether the line that raised unpacks the result of step() or reset().
     if isinstance(error, (ValueError, TypeError)) and "unpack" in said:
         trace = error.__traceback__
         while trace is not None and trace.tb_next is not None:
@@ -182,9 +184,9 @@ def translated(error: BaseException) -> BaseException:
 
 
 def masks_by_method(task: gym.Env) -> Callable[[], Any] | None:
-    """Return what gives the mask of a task that has a method (or property) action_masks, or a wrapper that has one.
+    """Return a function that calls the method (or reads the property) action_masks of a task or of its wrappers.
 
-    None where there is none. It gives None where the method is one of a base class that is not implemented.
+    None if there is none. The function returns None if the method is an unimplemented one of a base class.
     """
     holder = task
     while _METHOD not in getattr(holder, "__dict__", ()) and not hasattr(type(holder), _METHOD):
@@ -193,9 +195,9 @@ def masks_by_method(task: gym.Env) -> Callable[[], Any] | None:
         holder = holder.env
 
     def masks() -> Any:
-        told = getattr(holder, _METHOD)
+        found = getattr(holder, _METHOD)
         try:
-            return told() if callable(told) else told
+            return found() if callable(found) else found
         except NotImplementedError:
             return None
 
@@ -203,7 +205,7 @@ def masks_by_method(task: gym.Env) -> Callable[[], Any] | None:
 
 
 def mask_of(obs: Any, info: Any, method: Callable[[], Any] | None = None) -> Any:
-    """Return the mask that came with an observation, that an info holds, or else that a method returns; or None."""
+    """Return the mask in an observation, else in its info, else from a method; None if there is none."""
     mask = obs.get(MASK) if isinstance(obs, Mapping) else None
     if mask is None and isinstance(info, Mapping):
         mask = info.get(MASK)
@@ -211,17 +213,17 @@ def mask_of(obs: Any, info: Any, method: Callable[[], Any] | None = None) -> Any
 
 
 def late_mask() -> WrongOutput:
-    """Return what to raise for a mask of a task that was taken to have none."""
+    """Return the error for a mask of a task that seemed to have no masks."""
     return WrongOutput(
         "an action_mask",
-        "but none in its first reset and step, so that forbidden actions were sent: hand one over always",
+        "but none in its first reset and step, so forbidden actions were sent: always return one",
     )
 
 
 def flat_mask(mask: Any) -> np.ndarray:
     """Return a mask as one vector of 0 and 1, or of bool. Raises WrongOutput.
 
-    Masks of MultiDiscrete may be tuples or lists of one vector for each component, as Gymnasium's are.
+    Masks of MultiDiscrete may be tuples or lists of one vector per component, as in Gymnasium.
     """
     try:
         if isinstance(mask, (tuple, list)) and mask and np.ndim(mask[0]):
@@ -232,7 +234,7 @@ def flat_mask(mask: Any) -> np.ndarray:
         raise WrongOutput(f"{described(mask)} as the action_mask", "it must be a vector of 0 and 1") from e
     if flat.dtype == bool:
         return flat
-    if flat.itemsize == 1 and flat.dtype.kind in "iu":  # the usual case, in a tenth of the time
+    if flat.itemsize == 1 and flat.dtype.kind in "iu":  # the usual case, checked in a tenth of the time
         is_mask = not flat.tobytes().strip(b"\0\1")
     else:
         is_mask = flat.dtype.kind in "iuf" and bool(((flat == 0) | (flat == 1)).all())
@@ -241,15 +243,15 @@ def flat_mask(mask: Any) -> np.ndarray:
         if flat.dtype.kind in "iuf":
             found = f"{flat[(flat != 0) & (flat != 1)][0]:g} in {found}"
         raise WrongOutput(
-            f"{found} as the action_mask", "it must hold 1 or True where a choice is allowed, else 0"
+            f"{found} as the action_mask", "it must hold 1 or True for an allowed choice, else 0"
         )
     return flat
 
 
 class PlainAnswers(gym.Wrapper):
-    """Read a task's answers as above and keep its spaces: ends are bool, and a mask stands in the info.
+    """A task with its own spaces, and with values read by this module: ends are bool, the mask is in the info.
 
-    For tasks that are played one by one; a `RowEnv` reads answers by itself. Raises WrongOutput.
+    For code that plays a single task; a `RowEnv` reads these values itself. Raises WrongOutput.
     """
 
     def __init__(self, task: gym.Env) -> None:

@@ -1,8 +1,8 @@
-"""A task tried before training, in a process of its own: what it is, what it does wrong, and how it can be saved.
+"""Dry run of a task before training: it is made, reset and stepped in a process of its own.
 
 The process makes the task, resets and steps it once (`probe`), steps it at random for half a second, compares two
-environments that are given the same seed and actions, and takes the state of one to another. Nothing that the task
-does there reaches the process that asked, not even its end.
+environments with the same seed and actions, and restores the state of one environment in another. Nothing that the task
+does there, not even a crash, reaches the parent process. The parent gets messages (kind, value) through a pipe.
 """
 
 import copy
@@ -41,13 +41,13 @@ from ddppo.processes.forking import how_ended
 from ddppo.processes.signals import die_with_parent, stop_signals_kill
 from ddppo.terminal import warn
 
-_STEPS = 20  # of each part of the trial; of slow tasks fewer, two at least
+_STEPS = 20  # of each part of the dry run; fewer for slow tasks, but at least two
 _SECONDS = 0.5  # of stepping in all, unless two steps of each part take longer
-_PARTS = 9  # two episodes, the second of which may be played again, and two more of both environments, twice
+_PARTS = 9  # two episodes, the second perhaps replayed, and two more of both environments, twice
 _TEXT_STEPS = 5
-_START_S = 600.0  # to be made, reset and stepped once, which every run needs
-_ENOUGH_S = 30.0  # for the rest; also after which a task that is not made yet is told of
-_TOLD = "an environment that went on from another's state, in the midst of its second episode, had"
+_START_S = 600.0  # limit for the task to be made, reset and stepped once, which every run needs
+_ENOUGH_S = 30.0  # limit for the rest; also the time after which a slow start is reported
+_RESTORED = "an environment that went on from another's state, in the midst of its second episode, had"
 _UNTRIED = "its further steps, and whether checkpoints hold exactly what environments are in the midst of, are untried"
 _NAMES = EnvNames(range(2), rank=None)
 
@@ -56,65 +56,63 @@ Tell = Callable[[str, Any], None]
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """What is known of a task before training.
-
-    warnings: sentences for the user, each whole. why_inexact: why a checkpoint cannot hold exactly what its
-    environments are in the midst of; None where it can, or where nobody knows, which `warnings` says then.
-    """
+    """The result of a dry run."""
 
     spec: EnvSpec
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()  # sentences for the user
+    # Why a checkpoint cannot hold the exact state of running episodes. None if it can, or if the dry run ended before
+    # this was known, which `warnings` says.
     why_inexact: str | None = None
 
 
-_verdicts: dict[str, str | None] = {}  # of the tasks that this process has tried, by their settings
+_why_inexact: dict[str, str | None] = {}  # settings of a task -> result of its dry run in this process
 
 
 def dry_run(env: EnvConfig) -> DryRun:
-    """Try a task that is not known to work, and return what is known of it; see the module.
+    """Run the dry run of a task, and return its result.
 
-    Batched tasks, Atari's and EnvPool's, and those of servers, are only asked for their shapes, in this process.
-    Raises ConfigError as probe() does, and where the task breaks its contract or ends its process in the trial.
+    Tasks that are known to work (batched ones, Atari, EnvPool, servers) are only probed, in this process. Raises
+    ConfigError as probe() does, and if the task breaks its contract or ends its process.
     """
-    found = _tried(env)
-    _verdicts[repr(env)] = found.why_inexact
+    found = _dry_run(env)
+    _why_inexact[repr(env)] = found.why_inexact
     return found
 
 
 def why_inexact(env: EnvConfig) -> str | None:
-    """Return `dry_run(env).why_inexact`, remembered from this process's trial; None where the trial fails."""
-    if repr(env) not in _verdicts:
-        with suppress(ConfigError):  # training meets the same, and says so
+    """Return `dry_run(env).why_inexact`, from a dry run in this process; None if the dry run fails."""
+    if repr(env) not in _why_inexact:
+        with suppress(ConfigError):  # training meets the same error and reports it
             dry_run(env)
-    return _verdicts.get(repr(env))
+    return _why_inexact.get(repr(env))
 
 
-def _tried(env: EnvConfig) -> DryRun:
+def _dry_run(env: EnvConfig) -> DryRun:
     if (spec := spec_elsewhere(env)) is not None:
         return DryRun(spec, why_inexact=why_unsaved(env))
     find_task(env)
     if env.is_ale:
         return DryRun(probe(env))
     if env.is_envpool:
-        return DryRun(probe(env), why_inexact=f"{env.id} is stepped by EnvPool, which hands over no state")
+        return DryRun(probe(env), why_inexact=f"{env.id} is stepped by EnvPool, which cannot save its state")
     if env.backend in ("auto", "batched") and why_not_batched(env) is None:
         return DryRun(probe(env))
     try:
         return _in_a_process(env)
-    except _Flawed as e:  # it may have met what passes: a port that was taken, a server that was away
+    except _TaskFailed as e:  # the cause may be temporary: a port in use, a server that is down
         warn(f"{e}: it is tried once more")
     return _in_a_process(env)
 
 
-# -- the process that asks ------------------------------------------------------------------------------------------
+# -- The parent process. ------------------------------------------------------------------------------------------
 
 
-class _Flawed(ConfigError):
-    """The task raised, or ended its process, in the trial."""
+class _TaskFailed(ConfigError):
+    """The task raised, or ended its process, in the dry run."""
 
 
 class _Unknown(Exception):
-    """The process of the trial does not know the task, which was registered in the one that asks."""
+    """The new process does not know the task, which is registered only in its parent."""
 
 
 def _in_a_process(env: EnvConfig) -> DryRun:
@@ -123,18 +121,18 @@ def _in_a_process(env: EnvConfig) -> DryRun:
         with writing:
             end = _forked(env, reading, writing) if FORKS else _started(env, writing)
         try:
-            return _heard(env, reading, end)
+            return _result(env, reading, end)
         except _Unknown:
-            untold = f"env.id={env.id} is registered in this process only: its steps are untried"
-            return DryRun(probe(env), (untold,))
+            warning = f"env.id={env.id} is registered in this process only: its steps are untried"
+            return DryRun(probe(env), (warning,))
         finally:
             end()
 
 
 def _forked(env: EnvConfig, reading: Connection, writing: Connection) -> Callable[[], int]:
-    """Fork the trial off this process; return what ends it, if it has not ended, and tells its exit code."""
+    """Fork the process of the dry run; return a function that kills it, if it still runs, and returns its exit code."""
     with warnings.catch_warnings():
-        # Python 3.12 warns of threads: those here are of libraries, which the trial is told to do without.
+        # Python 3.12 warns about forking with threads. They belong to libraries that the child does not use.
         warnings.simplefilter("ignore", DeprecationWarning)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
@@ -143,7 +141,7 @@ def _forked(env: EnvConfig, reading: Connection, writing: Connection) -> Callabl
         code = 1
         with suppress(BaseException):
             reading.close()
-            _be_the_trial(env, writing)
+            _run_as_child(env, writing)
             code = 0
         os._exit(code)
     codes: list[int] = []
@@ -152,7 +150,7 @@ def _forked(env: EnvConfig, reading: Connection, writing: Connection) -> Callabl
         if not codes:
             with suppress(ProcessLookupError):
                 os.kill(pid, 9)
-                os.killpg(pid, 9)  # what the task started
+                os.killpg(pid, 9)  # the programs that the task started
             codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
         return codes[0]
 
@@ -160,7 +158,7 @@ def _forked(env: EnvConfig, reading: Connection, writing: Connection) -> Callabl
 
 
 def _started(env: EnvConfig, writing: Connection) -> Callable[[], int]:
-    """Start the trial as a program, where a system's libraries do not fork; return as `_forked`."""
+    """Start the process as a program, on systems on which libraries do not survive a fork; return as `_forked`."""
     process = subprocess.Popen(
         [sys.executable, "-m", __name__, str(writing.fileno())],
         stdin=subprocess.PIPE, pass_fds=[writing.fileno()],
@@ -177,18 +175,19 @@ def _started(env: EnvConfig, writing: Connection) -> Callable[[], int]:
     return end
 
 
-def _heard(env: EnvConfig, reading: Connection, end: Callable[[], int]) -> DryRun:
-    """Return what a trial tells until it ends, is lost, or has taken too long."""
+def _result(env: EnvConfig, reading: Connection, end: Callable[[], int]) -> DryRun:
+    """Receive the messages of the process until it is done, is lost, or has taken too long."""
     spec: EnvSpec | None = None
-    said: list[str] = []
+    found: list[str] = []  # warnings
     at, began = "when it was made", time.monotonic()
     is_late = False
     while True:
+        # Wait for the next message. The start may take long, once reported; the rest may be left out.
         limit_s = _ENOUGH_S if spec is not None or not is_late else _START_S
         if not reading.poll(max(0.0, began + limit_s - time.monotonic())):
             if spec is not None:
                 untried = f"env.id={env.id} was tried for {_ENOUGH_S:g} s, which ended {at}: {_UNTRIED}"
-                return DryRun(spec, (*said, untried))
+                return DryRun(spec, (*found, untried))
             if is_late:
                 raise ConfigError(f"env.id={env.id} does not answer, {at}, within {_START_S:g} s: it hangs")
             warn(f"env.id={env.id} has not answered for {_ENOUGH_S:g} s, {at}; it is given {_START_S:g} s")
@@ -198,52 +197,52 @@ def _heard(env: EnvConfig, reading: Connection, end: Callable[[], int]) -> DryRu
             kind, value = reading.recv()
         except EOFError:
             how = how_ended(end())
-            raise _Flawed(f"env.id={env.id} cannot be trained on: its process {how}, {at}") from None
+            raise _TaskFailed(f"env.id={env.id} cannot be trained on: its process {how}, {at}") from None
         match kind:
             case "at":
                 at = value
             case "spec":
                 spec, began = value, time.monotonic()
             case "warning":
-                said.append(value)
+                found.append(value)
             case "wrong":
                 raise ConfigError(value)
             case "flawed":
-                raise _Flawed(value)
+                raise _TaskFailed(value)
             case "unknown":
                 raise _Unknown
             case "fault":
                 if spec is None:
                     raise ConfigError(f"env.id={env.id} cannot be made and started: {value}")
                 return DryRun(
-                    spec, (*said, f"the trial of env.id={env.id} broke off {at}, by {value}: {_UNTRIED}")
+                    spec, (*found, f"the dry run of env.id={env.id} broke off {at}, by {value}: {_UNTRIED}")
                 )
             case _:
                 assert kind == "done", kind
                 assert spec is not None
-                return DryRun(spec, tuple(said), value)
+                return DryRun(spec, tuple(found), value)
 
 
-# -- the process of the trial ---------------------------------------------------------------------------------------
+# -- The process of the dry run. ---------------------------------------------------------------------------------------
 
 
-def _be_the_trial(env: EnvConfig, writing: Connection) -> None:
-    """Try the task and tell what is found, as pairs of a kind and a value that `_heard` knows."""
+def _run_as_child(env: EnvConfig, writing: Connection) -> None:
+    """Run the dry run and send messages (kind, value), which `_result` receives."""
     os.setsid()
     die_with_parent()
     stop_signals_kill()
     leave_alone()
-    # What a task prints here, it prints again in the run.
+    # A task prints its output again in the run.
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for as long as the process lives)
     os.dup2(sys.stdout.fileno(), 1)
     if (torch := sys.modules.get("torch")) is not None:
-        torch.set_num_threads(1)  # its other threads were left behind by the fork, and would be waited for
+        torch.set_num_threads(1)  # the fork left torch's other threads behind, and torch would wait for them
 
     def tell(kind: str, value: Any) -> None:
         writing.send((kind, value))
 
     try:
-        tell("done", _trial(env, tell))
+        tell("done", _run(env, tell))
     except ConfigError as e:
         tell("wrong", str(e))
     except EnvOutputError as e:
@@ -259,13 +258,13 @@ def _said(env: EnvConfig, of_env: str) -> str:
     return of_env.replace(_NAMES(0), "it").replace(f" (task {env.id})", "")
 
 
-def _trial(env: EnvConfig, tell: Tell) -> str | None:
-    """Tell what a task is, and what is wrong with it; return why its environments cannot be saved exactly."""
+def _run(env: EnvConfig, tell: Tell) -> str | None:
+    """Probe, step and compare the task; return why its environments cannot be saved exactly, None if they can."""
     spec = probe(env, at=lambda where: tell("at", where), remark=lambda said: tell("warning", said))
     tell("spec", spec)
     if spec.is_text:
         _speak(env, spec, tell)
-        return None  # an episode of text begins anew
+        return None  # a resumed run begins new episodes of text
     if (why := why_unsaved(env)) is not None:
         return why
     if env.backend == "gym_vector":
@@ -276,14 +275,14 @@ def _trial(env: EnvConfig, tell: Tell) -> str | None:
                 f"batch is: {'; '.join(apart)}: use env.backend=sync"
             )
         _step_batch(env, spec, tell)
-        return f"{env.id} is stepped by its own batch (env.backend=gym_vector), which hands over no state"
+        return f"{env.id} is stepped by its own batch (env.backend=gym_vector), which cannot save its state"
     made: list[RowEnv] = []
     try:
         made.extend(make_row_env(env, spec, _NAMES(i)) for i in range(2))
         return _Pair(env, spec, made, tell).compared()
     except EnvError as e:
         if isinstance(e, (EnvRaised, EnvOutputError)) and str(e).startswith(_NAMES(0)):
-            raise  # by itself, whether or not it is saved
+            raise  # its own error: saving has nothing to do with it
         said = " ".join((e.said if isinstance(e, EnvRaised) else str(e)).split())
         return said.replace(_NAMES(0), "an environment").replace(_NAMES(1), "another environment")
     finally:
@@ -339,7 +338,7 @@ class _Answer(NamedTuple):
 
 
 class _Pair:
-    """Two environments of a task, of which the second is to do what the first does."""
+    """Two environments of a task. Given the same seeds, actions or states, the second should do what the first does."""
 
     def __init__(self, env: EnvConfig, spec: EnvSpec, envs: Sequence[RowEnv], tell: Tell) -> None:
         self._env, self._spec, self._tell = env, spec, tell
@@ -347,11 +346,11 @@ class _Pair:
         self._space = copy.deepcopy(self._one.action_space)
         self._space.seed(0)
         self._num_steps = 0
-        self._num_before = 0  # the last seed
-        self._reset_s = math.inf  # that its quickest reset took
+        self._num_before = 0  # steps before the last reset with a seed
+        self._reset_s = math.inf  # the time of the quickest reset
 
     def compared(self) -> str | None:
-        """Tell of what is left to chance, and return where a state taken to another environment did not suffice."""
+        """Warn if a seed does not decide everything; return how a restored environment differed, None if it did not."""
         self._seed(1)
         before = statistics(self._one.env)
         steps = max(2, min(_STEPS, int(_SECONDS / (_PARTS * max(self._played(2), 1e-9)))))
@@ -365,10 +364,10 @@ class _Pair:
         self._seed(1)
         if said := kept_over_resets(before, statistics(self._one.env)):
             self._tell("warning", f"env.id={self._env.id}: {said}")
-        return self._taken_over(steps)
+        return self._restored(steps)
 
     def _seeded(self, steps: int) -> str | None:
-        """Return what two environments with one seed did otherwise, None if nothing."""
+        """Return how two environments with the same seed differed, None if they did not."""
         both = (self._one, self._other)
         if _differ([self._seed(2), self._other.reset(seed=2)[0]]):
             return "observed differently"
@@ -383,11 +382,11 @@ class _Pair:
                     return f"observed differently in the reset after step {k + 1}"
         return None
 
-    def _taken_over(self, steps: int) -> str | None:
-        """Return where the second, which went on from the state of the first, did otherwise; None if nowhere."""
+    def _restored(self, steps: int) -> str | None:
+        """Restore the state of the first in the second; return how they then differed, None if they did not."""
         one, other = self._one, self._other
-        if not self._resets_slowly:  # the last one was a moment ago
-            one.reset()  # an episode more than `other` will have had, of which to count them would tell
+        if not self._resets_slowly:
+            one.reset()  # one episode more than `other`: a state without a counter of episodes would show
         self._played(steps)
         one.reset()
         self._played(steps)
@@ -395,10 +394,10 @@ class _Pair:
         for k in range(2 * steps):
             first, second = self._step(one, other)
             if first != second:
-                return f"{_TOLD} another {_what_differs(first, second)} {k + 1} step{'s' * (k > 0)} later"
+                return f"{_RESTORED} another {_what_differs(first, second)} {k + 1} step{'s' * (k > 0)} later"
             is_over = first.terminated or first.truncated or k == steps
             if is_over and _differ([each.reset()[0] for each in (one, other)]):
-                return f"{_TOLD} another observation in the reset after {k + 1} steps"
+                return f"{_RESTORED} another observation in the reset after {k + 1} steps"
             if is_over and self._resets_slowly:
                 break
         return None
@@ -412,11 +411,11 @@ class _Pair:
 
     @property
     def _resets_slowly(self) -> bool:
-        """Whether each part ends with its first episode, or resets alone would take the time that there is."""
+        """Whether each part ends with its first episode, because resets alone would take the whole time."""
         return self._reset_s > _SECONDS
 
     def _played(self, num_steps: int) -> float:
-        """Step the first so often, and return what the quickest step took, in seconds."""
+        """Step the first environment num_steps times, and return the seconds of the quickest step."""
         took = math.inf
         for _ in range(num_steps):
             began = time.monotonic()
@@ -429,7 +428,7 @@ class _Pair:
         return took
 
     def _check(self, reward: float, *, may_be_stuck: bool) -> None:
-        """Raise EnvOutputError where the first answered what nothing can be learned from."""
+        """Raise EnvOutputError if the first returned NaN, infinity or a mask without choices."""
         one = self._one
         rows, step = one.row[None, None], self._num_steps - self._num_before
         check_finite(_NAMES, step, one.layout.obs(rows), np.full((1, 1), reward), [])
@@ -462,14 +461,14 @@ def _what_differs(first: _Answer, second: _Answer) -> str:
 
 
 def main() -> None:
-    """Be the trial that `_started` starts."""
+    """The program that `_started` starts."""
     writing, env = Connection(int(sys.argv[1]), readable=False), pickle.load(sys.stdin.buffer)
     try:
         find_task(env)
     except ConfigError:
         writing.send(("unknown", None))
     else:
-        _be_the_trial(env, writing)
+        _run_as_child(env, writing)
 
 
 if __name__ == "__main__":

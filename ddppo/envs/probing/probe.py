@@ -1,4 +1,8 @@
-"""Find the task that env.id names and learn its shapes, and say plainly why it cannot be found, made or started."""
+"""Find the task that env.id names, make it once and read its spec, or explain why that is impossible.
+
+`probe` is the entry. `find_task` checks the id; `_explained` turns exceptions of the task into a ConfigError that names
+the setting and the remedy. read_spec.py reads the spec off the task.
+"""
 
 import dataclasses
 import importlib
@@ -29,8 +33,8 @@ from ddppo.plugins import added, imported, plugins
 
 T = TypeVar("T")
 
-_OF_TEXT = ("auto", "sync", "remote")  # backends
-# Keywords that are not the task's to set, and what is.
+_OF_TEXT = ("auto", "sync", "remote")  # backends for tasks of text
+# Keywords that env.kwargs must not hold, and the setting to use instead.
 _NOT_THE_TASKS = {
     "max_episode_steps": "set env.max_episode_steps",
     "num_envs": "set env.num_envs",
@@ -45,16 +49,18 @@ _NOT_THE_TASKS = {
 
 @guarding(TRIED)
 def probe(env: EnvConfig, at: Say = silent, remark: Say = silent) -> EnvSpec:
-    """Make the task once, read its shapes and close it. Raises ConfigError with the cause and the remedy.
+    """Make the task once, read its spec and close it. Raises ConfigError with the cause and the remedy.
 
-    at: told what is done next, which a task may never do. remark: told what is odd and harmless, a sentence each.
+    Args:
+        at: called with the name of the next action, before it: a task may hang in it.
+        remark: called with a sentence for each oddity that does no harm.
 
     A task has masks if its Dict observations have the key action_mask, or its first infos have.
     With env.backend=gym_vector the spec is that of the task's own batch, which may preprocess. A plugin's backend may
     give the spec itself, as servers at env.urls do.
     """
-    if (told := spec_elsewhere(env)) is not None:
-        return told
+    if (spec := spec_elsewhere(env)) is not None:
+        return spec
     find_task(env)
     if env.is_ale:
         return _explained(env, lambda: atari_spec(env))
@@ -74,39 +80,39 @@ def probe(env: EnvConfig, at: Say = silent, remark: Say = silent) -> EnvSpec:
         task.close()
     if spec.is_text and env.backend not in _OF_TEXT:
         raise ConfigError(
-            f"env.backend={env.backend}: {env.id} observes and does text, which goes through no array: use env.backend="
+            f"env.backend={env.backend}: {env.id} is a task of text, and this backend steps arrays: use env.backend="
             f"{' or '.join(_OF_TEXT)}"
         )
-    if spec.is_text and spec.one_a_process and env.num_envs > 1:  # which env.backend=auto has served
+    if spec.is_text and spec.one_a_process and env.num_envs > 1:  # env.backend=auto uses servers then
         spec_elsewhere(dataclasses.replace(env, backend="remote"))
     return spec
 
 
 def spec_elsewhere(env: EnvConfig) -> EnvSpec | None:
-    """Return what the backend of a plugin says that it steps; None where the task is found and made here.
+    """Return the spec that a plugin's backend gives, such as that of a server; None for tasks that are made here.
 
-    Raises ConfigError where it can step nothing.
+    Raises ConfigError if the backend can step no task.
     """
     backend = added("backends").get(env.backend)
     return None if backend is None or backend.spec is None else imported(backend.spec)(env)
 
 
 def why_unsaved(env: EnvConfig) -> str | None:
-    """Return why environments of a plugin's backend cannot be saved; None of others, and where they can."""
+    """Return why environments of a plugin's backend cannot be saved; None if they can, and for our backends."""
     backend = added("backends").get(env.backend)
     return f"{env.id} {backend.unsaved}" if backend is not None and backend.unsaved else None
 
 
 def make_env(env: EnvConfig, render_mode: str | None = None) -> ArrayEnv:
-    """Make one environment that speaks the model's language, e.g. to record video with render_mode=rgb_array.
+    """Make one environment that takes a model's actions, e.g. to record video with render_mode=rgb_array.
 
-    It encodes observations and decodes actions as the batches of sync and pool do. Raises as probe() does.
+    Observations and actions are encoded as in the batches of sync and pool. Raises ConfigError as probe() does.
     """
     spec = probe(dataclasses.replace(env, backend="sync"))
     return ArrayEnv(_explained(env, lambda: make_task(env, render_mode)), spec, "the environment")
 
 
-# -- whether the task is there ----------------------------------------------------------------------------------------
+# -- Is the task there? ----------------------------------------------------------------------------------------
 
 
 @guarding(IMPORT)
@@ -124,7 +130,7 @@ def find_task(env: EnvConfig) -> None:
     register_extra(env.id)
     for keyword in env.kwargs.keys() & _NOT_THE_TASKS.keys():
         raise ConfigError(
-            f"env.kwargs.{keyword}={env.kwargs[keyword]} is not the task's to set: {_NOT_THE_TASKS[keyword]}"
+            f"env.kwargs.{keyword}={env.kwargs[keyword]} is no setting of the task: {_NOT_THE_TASKS[keyword]}"
         )
     registered = gym.registry.get(name)
     if registered is None:
@@ -159,11 +165,11 @@ def _why_unknown(name: str, *, imported: bool) -> str:
     return f"Gymnasium knows no task {name}{near(name, list(gym.registry))}{tail}"
 
 
-# -- why it cannot be made or started --------------------------------------------------------------------------------
+# -- Why it cannot be made or started. --------------------------------------------------------------------------------
 
 
 def _explained(env: EnvConfig, call: Callable[[], T]) -> T:
-    """Call, and turn whatever the task raises into a ConfigError that names the settings behind it."""
+    """Return call(); turn any exception of the task into a ConfigError that names the setting behind it."""
     cause: BaseException
     try:
         return call()
@@ -179,8 +185,8 @@ def _explained(env: EnvConfig, call: Callable[[], T]) -> T:
             message = _why_keyword(env, unknown[1])
         elif unknown and unknown[1] == "render_mode":
             message = (
-                f"env.id={env.id} takes no render_mode, so that no pictures can be had of it: let its __init__ take "
-                "render_mode=None, its metadata list the modes, and its render() return what render_mode asks for"
+                f"env.id={env.id} takes no render_mode, so it cannot be rendered: let its __init__ take "
+                "render_mode=None, its metadata list the modes, and its render() return a picture"
             )
         else:
             settings = f"env.id={env.id} with env.kwargs={env.kwargs}"

@@ -1,4 +1,8 @@
-"""What a task observes and does, read off its spaces, a reset and a step, to which it must keep."""
+"""Read a task's EnvSpec off its spaces, one reset and one step, and check that it keeps to its spaces.
+
+`read_spec` is the entry. Masks may come in the observation, in the info or from a method action_masks(). Harmless
+oddities, such as a mask under a name of another library, are reported by `remark`.
+"""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
@@ -48,11 +52,11 @@ from ddppo.envs.vec_env import (
 )
 from ddppo.errors import ConfigError
 
-Say = Callable[[str], None]
+Say = Callable[[str], None]  # takes a sentence
 
-_IT = EnvNames(range(1), rank=None)  # which probe.py calls "it"
+_IT = EnvNames(range(1), rank=None)  # probe.py replaces this name by "it"
 _MASKABLE = ("discrete", "multi_discrete")
-# Under which other libraries hand over what is a mask here.
+# Names of masks in other libraries.
 _ALMOST_METHODS = (
     "action_mask",
     "get_action_mask",
@@ -71,15 +75,17 @@ _ALMOST_MASKS = (
 
 
 def silent(said: str) -> None:
-    """Say nothing: ranks and evaluations probe a task again of which the trial has told all."""
+    """Say nothing: the dry run has reported everything before ranks and evaluations probe the task again."""
 
 
 def read_spec(task: gym.Env, at: Say = silent, remark: Say = silent) -> EnvSpec:
-    """Read the shapes off the task's spaces, its first reset and one step, and see that it keeps to them.
+    """Read the spec off the task's spaces, its first reset and one step, and check that it keeps to its spaces.
 
-    at: told what is done next. remark: told what is odd and harmless, such as numbers outside the bounds of their
-    space, in one sentence each.
+    Args:
+        at: called with the name of the next action.
+        remark: called with a sentence for each harmless oddity, such as numbers outside the bounds of their space.
     """
+    # The spaces.
     for which in ("action_space", "observation_space"):
         check_is_space(getattr(task, which, None), which)
     check_wrappers(task)
@@ -87,6 +93,7 @@ def read_spec(task: gym.Env, at: Say = silent, remark: Say = silent) -> EnvSpec:
     spec = EnvSpec(obs_spec(space), action)
     if isinstance(space, Text) or spec.is_text:
         return _learn_text_spec(task, spec, at)
+    # The first reset: does the task have masks?
     task.action_space.seed(0)
     at(when_reset(0))
     with _blaming(when_reset(0)):
@@ -98,6 +105,7 @@ def read_spec(task: gym.Env, at: Say = silent, remark: Say = silent) -> EnvSpec:
         elif mask is not None:
             spec = EnvSpec(spec.obs, action, checked_mask_size(flat_mask(mask).size, action))
         allowed = _check_row(space, spec, obs, {**info, MASK: mask}, 0.0, step=0)
+    # One step, with an allowed action.
     at(when_stepped(1))
     with _blaming(when_stepped(1)):
         next_obs, reward, terminated, truncated, info = as_five(
@@ -106,7 +114,7 @@ def read_spec(task: gym.Env, at: Say = silent, remark: Say = silent) -> EnvSpec:
         is_over = as_flag(terminated, "terminated") | as_flag(truncated, "truncated")
         info = as_info(info)
         mask = mask_of(next_obs, info, None if is_over else method)
-        if spec.mask_size is None and mask is not None:  # only steps hand it over
+        if spec.mask_size is None and mask is not None:  # only steps return a mask
             spec = EnvSpec(spec.obs, action, checked_mask_size(flat_mask(mask).size, action))
         _check_row(space, spec, next_obs, {**info, MASK: mask}, as_number(reward), step=1)
     for said in _oddities(task, spec, [(when_reset(0), obs), (when_stepped(1), next_obs)], info):
@@ -120,7 +128,7 @@ def read_spec(task: gym.Env, at: Say = silent, remark: Say = silent) -> EnvSpec:
 
 @contextmanager
 def _blaming(when: str) -> Iterator[None]:
-    """Have what is raised about something that the task returned say when it was."""
+    """Add to an error about a returned value when the task returned it."""
     try:
         yield
     except Exception as e:
@@ -140,13 +148,13 @@ def _first(task: gym.Env, remark: Say) -> tuple[Any, Mapping[Any, Any]]:
 def _masks_by_method(
     task: gym.Env, spec: EnvSpec, obs: Any, info: Mapping[Any, Any], remark: Say
 ) -> Callable[[], Any] | None:
-    """Return the task's action_masks() where it is by that that it hands over masks."""
+    """Return the task's action_masks() if its masks come from this method alone."""
     method = masks_by_method(task)
     if method is None or mask_of(obs, info) is not None or method() is None:
         return None
     if spec.action.kind not in _MASKABLE:
         remark(
-            f"env.id={task_name(task)}: its method action_masks() is not asked, because its actions are "
+            f"env.id={task_name(task)}: its method action_masks() is not used, because its actions are "
             f"{spec.action.kind}: only Discrete and MultiDiscrete actions can be masked"
         )
         return None
@@ -156,7 +164,7 @@ def _masks_by_method(
 def _oddities(
     task: gym.Env, spec: EnvSpec, seen: list[tuple[str, Any]], info: Mapping[Any, Any]
 ) -> Iterator[str]:
-    """Yield in words what the task may not mean, and is taken all the same: the first of each kind."""
+    """Yield a description of the first oddity of each kind: probably a mistake of the task, but accepted."""
     for when, obs in seen:
         said = next(outside(task.observation_space, obs), None)
         if said is not None:
@@ -166,19 +174,19 @@ def _oddities(
         return
     for name in _ALMOST_METHODS:
         if callable(getattr(task.unwrapped, name, None)):
-            yield f"has a method {name}(), which is not asked for masks: name it action_masks if it is to be"
-    for where, told in (("observations", seen[-1][1]), ("infos", info)):
+            yield f"has a method {name}(), which is not used for masks: name it action_masks if it returns masks"
+    for where, values in (("observations", seen[-1][1]), ("infos", info)):
         for key in _ALMOST_MASKS:
-            given = told.get(key) if isinstance(told, Mapping) else None
+            given = values.get(key) if isinstance(values, Mapping) else None
             if given is not None and np.size(given) == sum(spec.action.sizes):
                 yield (
                     f"has {key!r} in its {where}, which is not taken as a mask: name it action_mask if it holds 1 "
-                    "where an action is allowed"
+                    "for an allowed action"
                 )
 
 
 def _learn_text_spec(task: gym.Env, spec: EnvSpec, at: Say) -> EnvSpec:
-    """See that a task of text observes and does nothing else, by its first reset and a step; and who speaks for it."""
+    """Check by a reset and a step that a task of text observes and takes nothing but text; read its tokenizer."""
     if not (spec.is_text and isinstance(task.observation_space, Text)):
         one, other = ("action", "observations") if spec.is_text else ("observation", "actions")
         space = task.action_space if spec.is_text else task.observation_space
@@ -206,13 +214,13 @@ def _learn_text_spec(task: gym.Env, spec: EnvSpec, at: Say) -> EnvSpec:
 
 
 def _check_text(obs: Any) -> None:
-    """Raise WrongOutput unless an observation of a task of text is one."""
+    """Raise WrongOutput unless the observation is a str."""
     if not isinstance(obs, str):
         raise WrongOutput(f"{described(obs)} as an observation", "its space says Text, a str")
 
 
 def _of_tasks(task: gym.Env) -> dict[str, Any]:
-    """Return what a task says of the tasks that it knows, and of processes."""
+    """Return the fields of EnvSpec about a task's sub-tasks and about processes, from its attributes."""
     tiers = getattr(task.unwrapped, "task_tiers", None)
     if tiers is not None:
         is_plain = isinstance(tiers, Mapping) and all(isinstance(x, str) for x in (*tiers, *tiers.values()))
@@ -229,7 +237,7 @@ def _of_tasks(task: gym.Env) -> dict[str, Any]:
 def _check_row(
     space: gym.Space, spec: EnvSpec, obs: Any, info: Mapping[Any, Any], reward: float, *, step: int
 ) -> np.ndarray | None:
-    """Encode as a batch would, and check as whoever acts in it would; return the mask."""
+    """Encode the observation as a batch would, check numbers and mask as a collector would; return the mask."""
     encode = RowEncoder(space, spec)
     rows = encode(obs, info)[None, None]
     mask = encode.layout.mask(rows)

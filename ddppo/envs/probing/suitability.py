@@ -1,4 +1,4 @@
-"""What is said of a task before training: its parts that learn by themselves, and spaces that suit no policy."""
+"""Warnings about a task before training: parts that learn statistics of their own, and spaces that suit no policy."""
 
 import math
 import re
@@ -14,34 +14,37 @@ from ddppo.config.model_settings import LayerSettings, ModelSettings
 from ddppo.envs.meaning import Plain
 from ddppo.errors import ConfigError
 
+# Gymnasium's wrappers that learn, and the names of attributes by which others are recognised.
 _OF_OBS = (NormalizeObservation, of_batches.NormalizeObservation)
 _OF_REWARDS = (NormalizeReward, of_batches.NormalizeReward)
 _SPREADS = ("var", "std", "variance", "M2")
 _COUNTS = ("count", "n", "num")
 _STATISTIC = re.compile(r"(^|[_.])(mean|avg|average|var|variance|std|rms|m2)($|[_.\d])", re.IGNORECASE)
-_CUT = 3.0  # deviations of a Gaussian, within which nearly all of its draws are
-_LEAST_SHARE = 0.1  # of the bounds that a new policy is to reach, and of its draws that are to be within
-_LEAST_SIDE = 8  # of a picture
-_WITHIN = ("env", "_env")  # where wrappers hold what they wrap
+_CUT = 3.0  # nearly all draws of a Gaussian are within so many standard deviations
+_LEAST_SHARE = (
+    0.1  # of the bounds that a new policy should reach, and of its draws that should be within them
+)
+_LEAST_SIDE = 8  # pixels of a picture's smaller side
+_WITHIN = ("env", "_env")  # attributes in which wrappers hold the wrapped task
 _DEEPEST = 100  # wrappers around a task
 
 
-# -- parts that learn ------------------------------------------------------------------------------------------------
+# -- Parts that learn. ------------------------------------------------------------------------------------------------
 
 
 def check_wrappers(task: Any) -> None:
-    """Raise ConfigError where a part of the task learns."""
+    """Raise ConfigError if a part of the task learns."""
     if said := learning_wrappers(task):
         raise ConfigError(said[0])
 
 
 def learning_wrappers(task: Any) -> list[str]:
-    """Return a sentence for each part of a task that learns running statistics by itself: wrapper, task, or batch.
+    """Return a sentence for each part of a task (wrapper, task or batch) that learns running statistics.
 
-    Such statistics belong to the policy, and nobody keeps them: they differ between environments, so results depend on
-    the number of workers; an evaluation begins without them, so it means something else than training did. Recognised
-    are Gymnasium's wrappers and objects with a mean, a variance and a count. What says update_running_mean=False or
-    training=False has been frozen, and learns nothing.
+    Such statistics belong to the policy, but no checkpoint keeps them. They differ between environments, so results
+    depend on the number of workers; an evaluation starts without them, so the policy observes other numbers there than
+    in training. Gymnasium's wrappers and objects with a mean, a variance and a count are recognised. A part with
+    update_running_mean=False or training=False is frozen and learns nothing.
     """
     said = []
     for part in _parts(task):
@@ -57,7 +60,7 @@ def learning_wrappers(task: Any) -> list[str]:
         what = f"its {'wrapper' if isinstance(part, _WRAPPERS) else 'class'} {type(part).__name__}"
         said.append(
             f"{what} learns running statistics{f' ({held[0]})' if held else ''} of its own in each environment, which "
-            "depend on the number of workers and are not there in evaluation: take it out and use "
+            "depend on the number of workers and are missing in evaluation: remove it and use "
             f"{' or '.join(remedies)}{frozen}"
         )
     return said
@@ -67,7 +70,7 @@ _WRAPPERS = (gym.Wrapper, gym.vector.VectorWrapper)
 
 
 def statistics(task: Any) -> dict[str, np.ndarray]:
-    """Return copies of all numbers in a task's parts with a name like mean, variance or deviation, by that name."""
+    """Return copies of all numbers in a task's parts that have a name like mean, variance or deviation, by name."""
     found = {}
     for part in _parts(task):
         for name, value in vars(part).items():
@@ -82,24 +85,24 @@ def statistics(task: Any) -> dict[str, np.ndarray]:
 
 
 def kept_over_resets(before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]) -> str | None:
-    """Return a warning of statistics that steps changed and a reset with the same seed did not bring back.
+    """Return a warning about statistics that steps changed and a reset with the same seed did not restore, or None.
 
-    before, after: what `statistics` found after a reset, and after steps and another reset with its seed. It is a
-    warning and no error: a task may count what it does without showing it.
+    before, after: `statistics` after a reset, and after some steps and another reset with the same seed. It is no
+    error, because a task may count events without showing the count.
     """
     changed = [name for name in before if name in after and not np.array_equal(before[name], after[name])]
     if not changed:
         return None
     return (
         f"{' and '.join(changed[:3])} of the task changed over an episode, and a reset with the same seed did not "
-        "bring back what it was: if observations or rewards follow from it, evaluation means something else than "
+        "restore it: if observations or rewards depend on it, evaluation differs from "
         "training, and results depend on the number of workers: use ppo.normalize_obs=true or "
         "ppo.normalize_rewards=true instead"
     )
 
 
 def _parts(task: Any) -> Iterator[Any]:
-    """Return a task's wrappers from outside in, and the task itself; of a batch also the first of its environments."""
+    """Yield a task's wrappers from outside in, then the task itself; for a batch also its first environment."""
     for _ in range(_DEEPEST):
         if not hasattr(task, "__dict__"):
             return
@@ -112,7 +115,7 @@ def _parts(task: Any) -> Iterator[Any]:
 
 
 def _is_running(value: Any) -> bool:
-    """Return whether an object has a mean, a spread and a count, none of which is a method as an array's are."""
+    """Return whether an object has attributes for a mean, a spread and a count (an array has methods for them)."""
     if (
         isinstance(value, (np.ndarray, np.generic, gym.Space, int, float, str, dict, list, tuple))
         or value is None
@@ -127,7 +130,7 @@ def _is_running(value: Any) -> bool:
                 for n in (name, f"_{name}")
                 if hasattr(value, n)
             )
-        except Exception:  # a property of a task's own
+        except Exception:  # a property of a user's class may raise anything
             return False
 
     return has(("mean",)) and has(_SPREADS) and has(_COUNTS)
@@ -140,14 +143,13 @@ def _numbers(x: Any) -> np.ndarray | None:
     return numbers if numbers.dtype.kind in "iuf" and numbers.size else None
 
 
-# -- spaces that a policy cannot use well ----------------------------------------------------------------------------
+# -- Spaces that a policy cannot use well. ----------------------------------------------------------------------------
 
 
 def on_spaces(spaces: Plain | None, model: ModelSettings) -> list[str]:
-    """Return a sentence for each space that a new policy cannot use well, [] where there is none.
+    """Return a sentence for each space that a new policy cannot use well.
 
-    spaces: as `spaces_described` has them. model: a user's own may scale what it is given and what it does, so nothing
-    is said of it.
+    spaces: from `spaces_described`. A user's own model may scale observations and actions, so it gets no warning.
     """
     if spaces is None or ":" in model.name:
         return []
@@ -163,10 +165,10 @@ def on_spaces(spaces: Plain | None, model: ModelSettings) -> list[str]:
 
 
 def on_actions(space: Plain, *, squash: str = "none", std: float = 1.0) -> str | None:
-    """Return what is said of a Box of actions that a new policy reaches a small part of, or nearly always exceeds.
+    """Return a warning if a new policy reaches only a small part of a Box of actions, or nearly always exceeds it.
 
-    Actions of a Gaussian policy begin about 0, with deviation `std`, and are cut to the bounds; squash=tanh spreads
-    them over the bounds instead.
+    Actions of a new Gaussian policy lie around 0 with standard deviation `std`, and are clipped to the bounds;
+    squash=tanh spreads them over the bounds instead.
     """
     if space["space"] != "Box" or squash == "tanh" or not math.prod(space["shape"]):
         return None
@@ -181,8 +183,8 @@ def on_actions(space: Plain, *, squash: str = "none", std: float = 1.0) -> str |
             bound = f"at least {low:g}" if high is None else f"at most {high:g}"
             if (low is not None and low > -std) or (high is not None and high < std):
                 return (
-                    f"{at} must be {bound}, with no bound on the other side: a new policy draws them about 0 with "
-                    f"deviation {std:g}, and what is beyond is cut: give both bounds, or a mean of 0, by "
+                    f"{at} must be {bound}, with no bound on the other side: a new policy draws them around 0 with "
+                    f"deviation {std:g}, and they are clipped: give both bounds, or a mean of 0, by "
                     "gymnasium.wrappers.TransformAction"
                 )
             continue
@@ -190,15 +192,15 @@ def on_actions(space: Plain, *, squash: str = "none", std: float = 1.0) -> str |
         inside = (math.erf(high / (std * 2**0.5)) - math.erf(low / (std * 2**0.5))) / 2
         if reached < _LEAST_SHARE * (high - low) or inside < _LEAST_SHARE:
             return (
-                f"{at} go from {low:g} to {high:g}, and a new policy draws them about 0 with deviation {std:g}, cut to "
-                "these bounds: it reaches a small part of them: use model.squash=tanh, which spreads them over the "
+                f"{at} go from {low:g} to {high:g}, and a new policy draws them around 0 with deviation {std:g}, then "
+                "clips them: it reaches a small part of the bounds: use model.squash=tanh, which spreads them over the "
                 "bounds, or gymnasium.wrappers.RescaleAction(task, -1, 1)"
             )
     return None
 
 
 def on_observations(space: Plain, name: str = "") -> str | None:
-    """Return what is said of a Box from 0 to 255 in the shape of a picture, but not of uint8."""
+    """Return a warning for a Box from 0 to 255 with the shape of a picture that is not of uint8."""
     if space["space"] != "Box" or (space["low"], space["high"]) != (0, 255) or space["dtype"] == "uint8":
         return None
     shape = space["shape"]
@@ -207,6 +209,6 @@ def on_observations(space: Plain, name: str = "") -> str | None:
         return None
     return (
         f"its observations {f'{name!r} ' if name else ''}are a Box of {space['dtype']} from 0 to 255 and "
-        f"{' x '.join(map(str, shape))}, as a picture is, but only uint8 is taken for pixels: numbers up to 255 go "
-        "into the model as they are, and take four times the memory: make the dtype of the space uint8"
+        f"{' x '.join(map(str, shape))}, like a picture, but only uint8 counts as pixels: numbers up to 255 go "
+        "into the model unscaled, and take four times the memory: make the dtype of the space uint8"
     )

@@ -21,7 +21,7 @@ LINES = {
     f"{_RUN} model.hidden_sizes=[32]": "no setting model.hidden_sizes with model.name=token_policy: it is of model=mlp",
     f"{_RUN} ppo.normalize_obs=true": "tokens are names, not numbers",
     f"{_TASK} model.name=ddppo.models.actor_critic:MLP ppo.normalize_obs=true": "observes text, whose tokens are names",
-    f"{_RUN} env.backend=pool": "observes and does text, which goes through no array",
+    f"{_RUN} env.backend=pool": "is a task of text, and this backend steps arrays",
     f"{_RUN} distributed=sync_actors dist.world_size=3": "of text: only ddp collects groups of whole episodes",
     f"{_RUN} env.id={_ALONE} env.backend=sync": "Repeat-v0 only, and a rank would step 8: use env.backend=remote",
     f"{_RUN} env.max_turns=0": "env.max_turns=0: must be at least 1",
