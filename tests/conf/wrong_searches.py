@@ -7,7 +7,7 @@ _BUDGET = "search.budget_episodes=80 ppo.rollout_steps=10 ppo.total_steps=800"
 LINES = {
     "env.context=0": "env.context=0: must be at least 1",
     "env.context=3 env.backend=gym_vector": "which resets environments without options: use env.backend=sync or pool",
-    "env.context=3 env.backend=batched": "with env.context=3 every environment is wrapped by itself",
+    "env.context=3 env.backend=batched": "with env.context=3 every environment is wrapped separately",
     "search.beta=3": "search.beta=3.0 has no effect without a search: use experiment=workflows, or leave it out",
     "search.inherit=same": "search.inherit=same has no effect without a search",
     f"{_TASK} search.budget_episodes=80": "use ppo.total_steps=800",

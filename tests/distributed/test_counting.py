@@ -132,7 +132,7 @@ def test_an_observer_that_dies_or_hangs_costs_no_transition(trained, how, said):
     assert [line["rollout/env_restarts"] for line in of_rank_1] == [0, 2, 2]
     assert [line["dist/lost_episodes"] for line in of_rank_1] == [0, 0, 0]
     assert said in result.stderr
-    assert "it is started again (restart 1 of 3), and comes to where it was" in result.stderr
+    assert "it is started again (restart 1 of 3), and repeats its steps" in result.stderr
     assert summary(result.run_dir)["restarts"] == 0
 
 

@@ -101,7 +101,7 @@ def test_options_go_to_a_task_without_a_context_too(batch):
 
 
 def test_environments_whose_process_was_lost_begin_again_with_their_options(batch, monkeypatch):
-    monkeypatch.setattr("ddppo.envs.backends.pool_memory.Past.again", lambda past, rows: None)
+    monkeypatch.setattr("ddppo.envs.backends.pool_memory.History.replay", lambda history, rows: None)
     envs = batch(backend="pool", context=2, num_workers=1, max_restarts=1)
     envs.reset([0, 1, 2], OPTIONS)
     os.kill(envs._stepper.workers[0].process.pid, signal.SIGKILL)
@@ -175,5 +175,5 @@ def test_evaluation_hands_options_over_too():
 
 
 def test_a_batch_at_once_is_refused_with_a_context():
-    with pytest.raises(ConfigError, match=r"with env\.context=2 every environment is wrapped by itself"):
+    with pytest.raises(ConfigError, match=r"with env\.context=2 every environment is wrapped separately"):
         probe(EnvConfig(id="CartPole-v1", backend="batched", context=2))

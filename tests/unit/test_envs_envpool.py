@@ -131,7 +131,7 @@ def test_nothing_is_saved_and_that_is_said():
         (
             PONG,
             {"reward_clip": True},
-            "env.kwargs.reward_clip is not the task's to decide: set ppo.reward_clip",
+            "env.kwargs.reward_clip is no setting of the task: set ppo.reward_clip",
         ),
         (PONG, {"stak_num": 2}, "EnvPool's Pong-v5 has no such keyword .did you mean stack_num"),
     ],

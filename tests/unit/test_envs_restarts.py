@@ -13,7 +13,7 @@ from ddppo.config.variants import settings_of
 from ddppo.distributed.topologies.central_inference import CentralCollector
 from ddppo.envs.backends import pool_memory as past
 from ddppo.envs.backends.observers import Observers
-from ddppo.envs.backends.pool_memory import Past
+from ddppo.envs.backends.pool_memory import History
 from ddppo.envs.make import make_vec_env
 from ddppo.envs.probing.probe import probe
 from ddppo.envs.saving import packed
@@ -40,7 +40,7 @@ def closing():
 @pytest.fixture
 def forgetful(monkeypatch):
     """Nobody can come to where a lost process was."""
-    monkeypatch.setattr(Past, "again", lambda past, rows: None)
+    monkeypatch.setattr(History, "replay", lambda history, rows: None)
 
 
 @pytest.fixture
@@ -237,5 +237,5 @@ def test_a_step_that_kills_whoever_does_it_is_not_done_a_third_time(pool, capsys
     assert stepped(envs).valid.all()
     assert (envs.num_restarts, envs.num_lost_episodes) == (2, 2)
     said = capsys.readouterr().err
-    assert "(restart 1 of 2), and comes to where it was" in said
+    assert "(restart 1 of 2), and repeats its steps" in said
     assert "(restart 2 of 2), with new episodes" in said

@@ -10,7 +10,7 @@ import torch
 from ddppo.collectives.group import Group, gather_bytes
 from ddppo.config.settings import EnvConfig
 from ddppo.envs.backends.observers import Observers
-from ddppo.envs.backends.pool_memory import Past
+from ddppo.envs.backends.pool_memory import History
 from ddppo.envs.make import make_vec_env
 from ddppo.envs.probing.probe import probe
 from ddppo.envs.saving import packed
@@ -127,7 +127,7 @@ def test_what_is_no_bytes_is_refused_before_it_travels(batch):
 
 
 def nobody_knows_the_past(monkeypatch):
-    monkeypatch.setattr(Past, "again", lambda past, rows: None)
+    monkeypatch.setattr(History, "replay", lambda history, rows: None)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

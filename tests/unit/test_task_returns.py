@@ -803,5 +803,5 @@ def test_a_batch_that_lacks_a_part_or_final_observations_is_told(monkeypatch):
     batch = gym.registry["returns/Batch-v0"].vector_entry_point
     monkeypatch.setitem(batch.metadata, "autoreset_mode", AutoresetMode.SAME_STEP)
     env = returning("terminated", "ones", backend="gym_vector", name="Batch")
-    with pytest.raises(EnvOutputError, match="infos without final_obs where an episode ended in step 2"):
+    with pytest.raises(EnvOutputError, match="infos without final_obs after the end of an episode in step 2"):
         stepped(env)

@@ -1,1 +1,1 @@
-"""How environments are stepped, a file for each env.backend; env.backend=remote is of ddppo.serve."""
+"""The backends: how environments are stepped (env.backend). env.backend=remote is in ddppo.serve."""

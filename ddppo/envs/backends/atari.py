@@ -1,8 +1,9 @@
-"""What ale-py's batch cannot tell of its games: the seed that each had last, and the actions since.
+"""Atari games, stepped by ale-py's own batch (`AtariEnvs`), and the journal from which they are restored.
 
-A game follows from these to the bit, so a state is as much as the games that it has to play again. It is kept short by
-seeds: a game that is over begins the next by a seed of its own where its last is RESEED_AFTER steps ago. Not sooner,
-because a seed makes ale-py load the game anew, which takes as long as some 300 steps: 1 % of RESEED_AFTER.
+ale-py's batch cannot save its games. `GameJournal` keeps the last seed of each game and the actions since; a game is
+restored by replaying them, which is exact. To keep the replay short, a game that ends starts the next one with a new
+seed if the last one is RESEED_AFTER steps ago. A seed makes ale-py load the game anew, which takes as long as about 300
+steps: 1 % of RESEED_AFTER.
 """
 
 import zlib
@@ -35,18 +36,18 @@ RESEED_AFTER = 32_768  # steps of a game
 
 
 class GameJournal:
-    """Seeds and actions of E games. seeds: `[E]`, by which each was started last. Actions are `[E, *shape]`."""
+    """The last seeds of E games, and their actions `[E, *shape]` since."""
 
     def __init__(self, num_envs: int, shape: tuple[int, ...], dtype: np.dtype) -> None:
         self.num_envs = num_envs
-        self._seeds = [0] * num_envs  # that the batch was reset with
-        self._num_seedings = np.zeros(num_envs, np.int64)  # since
-        self._starts = np.zeros(num_envs, np.int64)  # of the rows
+        self._seeds = [0] * num_envs  # of the batch's last reset
+        self._num_seedings = np.zeros(num_envs, np.int64)  # new seeds since that reset
+        self._starts = np.zeros(num_envs, np.int64)  # first row of each game since its last seed
         self._rows = np.zeros((256, num_envs, *shape), dtype)
         self._num_rows = 0
 
     def begin(self, seeds: list[int]) -> None:
-        """Forget all: every game begins by a seed."""
+        """Start again: every game is reset with a seed."""
         self._seeds = seeds
         self._num_seedings[:] = self._starts[:] = self._num_rows = 0
 
@@ -57,6 +58,7 @@ class GameJournal:
         self._num_rows += 1
 
     def _make_room(self) -> None:
+        """Drop the rows that no game needs, or double the array."""
         first = int(self._starts.min())
         kept = self._rows[first : self._num_rows]
         if 2 * len(kept) > len(self._rows):
@@ -67,23 +69,23 @@ class GameJournal:
         self._starts -= first
 
     def lengths(self) -> np.ndarray:
-        """Return how many steps ago each game was seeded `[E]`."""
+        """Return the number of steps since each game's last seed `[E]`."""
         return self._num_rows - self._starts
 
     def seed(self, which: np.ndarray) -> np.ndarray:
-        """Give the games `which` (bool `[E]`) their next seeds, and return those."""
+        """Return new seeds for the games `which` (bool `[E]`), and start their rows here."""
         self._num_seedings[which] += 1
         self._starts[which] = self._num_rows
         return self.seeds()[which]
 
     def seeds(self) -> np.ndarray:
-        """Return the last seed of each, as ale-py takes them: 31 bits."""
+        """Return the last seed of each game, of 31 bits, as ale-py takes it."""
         pairs = zip(self._seeds, self._num_seedings.tolist(), strict=True)
         keys = [[seed, count] if count else [seed] for seed, count in pairs]
         return np.array([np.random.SeedSequence(key).generate_state(1)[0] >> 1 for key in keys], np.int64)
 
     def state(self) -> list[dict[str, Any]]:
-        """Return of each what it takes to come to where it is."""
+        """Return for each game the seed and the actions that lead to its present state."""
         return [
             {
                 "seed": self._seeds[i],
@@ -94,7 +96,7 @@ class GameJournal:
         ]
 
     def restore(self, states: list[dict[str, Any]]) -> None:
-        """Go on from what `state` returned of these games."""
+        """Continue from the states of these games."""
         lengths = [len(state["actions"]) for state in states]
         self._seeds = [state["seed"] for state in states]
         self._num_seedings[:] = [state["num_seedings"] for state in states]
@@ -105,30 +107,32 @@ class GameJournal:
             self._rows[self._starts[i] : self._num_rows, i] = state["actions"]
 
     def replay(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return, step by step, which games begin by their seeds before it (bool `[E]`), and its actions.
+        """Return for every step of the replay (games to reset with their seeds before it, bool `[E]`; its actions).
 
-        All end together. Of a game that has not begun yet the actions are 0; the last entry has none to do.
+        All games end together, so longer ones start earlier. Before its start, a game gets action 0. The last entry
+        only resets: it has no actions.
         """
         steps = [(self._starts == k, self._rows[k]) for k in range(self._num_rows)]
         return [*steps, (self._starts == self._num_rows, self._rows[0][:0])]
 
 
-# -- Atari games by ale-py's own batch: emulated, preprocessed and reset in C++, every game by a seed of its own.
+# -- The batch of ale-py: games are emulated, preprocessed and reset in C++, each with a seed of its own.
 #
 # The details of published PPO (Huang et al. 2022, "The 37 implementation details of PPO", Atari) and where they are:
-# up to 30 no-ops at the start, each action for 4 frames, the maximum of the last two, 84 x 84 pixels in grey, 4 of them
-# stacked: ale-py. A lost life ends an episode for learning, FIRE starts every episode: ale-py and here.
-# Rewards are cut to [-1, 1] by ppo.reward_clip, pixels scaled to [0, 1] and features shared by model=cnn. Returns are
-# of whole games, as the game counts.
+# - ale-py: up to 30 no-ops at the start, each action for 4 frames, the maximum of the last two frames, 84 x 84 grey
+#   pixels, 4 frames stacked.
+# - ale-py and here: a lost life ends an episode for learning, FIRE starts every episode.
+# - ppo.reward_clip clips rewards to [-1, 1]; model=cnn scales pixels to [0, 1] and shares features.
+# Returns are those of whole games, with the game's own rewards.
 
 
 if TYPE_CHECKING:
     from ale_py.vector_env import AtariVectorEnv
 
-_HOW = "games"  # in states
-_FIRE = 1  # the second action of every game that has it
-ATARI_OURS = {  # keywords of ale-py's batch that other settings decide
-    "reward_clipping": "set ppo.reward_clip: learning alone sees what it cuts",
+_HOW = "games"  # marks states of this backend
+_FIRE = 1  # the index of FIRE in every game that has it
+ATARI_OURS = {  # keyword of ale-py's batch -> the setting to use instead
+    "reward_clipping": "set ppo.reward_clip, which clips rewards for learning only",
     "max_num_frames_per_episode": "set env.max_episode_steps",
     "num_threads": "set env.num_workers",
     "batch_size": "set env.num_envs",
@@ -139,7 +143,7 @@ _LEAST = {"noop_max": 0, "frameskip": 1, "stack_num": 1, "img_height": 1, "img_w
 
 
 def atari_spec(env: EnvConfig) -> EnvSpec:
-    """Return the shapes of a game as its settings have it preprocessed. Raises ConfigError for a setting of ours."""
+    """Return the spec of a preprocessed game. Raises ConfigError for a keyword in ATARI_OURS."""
     ale = _make_ale(env, 1, 1)
     try:
         return _spec(ale)
@@ -156,10 +160,10 @@ def make_atari(
     cores: int = 1,
     whole_games: bool = False,
 ) -> "AtariEnvs":
-    """Step games on env.num_workers threads, by default a rank's cores; they change no number.
+    """Make a batch of games that env.num_workers threads step, by default as many as the rank has cores.
 
-    whole_games: as evaluation plays them, where no lost life ends an episode. Nothing is waited for, so timeout_s is
-    not used.
+    The number of threads changes no result. whole_games: for evaluation, a lost life ends no episode. timeout_s is
+    unused: nothing waits.
     """
     num_envs = len(names.indices)
     try:
@@ -175,7 +179,7 @@ def _make_ale(env: EnvConfig, num_envs: int, num_threads: int) -> "AtariVectorEn
 
     for key, remedy in ATARI_OURS.items():
         if key in env.kwargs:
-            raise ConfigError(f"env.kwargs.{key} is not the game's to decide: {remedy}")
+            raise ConfigError(f"env.kwargs.{key} is no setting of the game: {remedy}")
     _check_ranges(env.kwargs)
     kwargs = {key: value for key, value in env.kwargs.items() if key != "episodic_life"}
     if env.max_episode_steps is not None:
@@ -191,7 +195,7 @@ def _make_ale(env: EnvConfig, num_envs: int, num_threads: int) -> "AtariVectorEn
 
 
 def _check_ranges(kwargs: dict[str, Any]) -> None:
-    """Raise ConfigError for numbers that ale-py takes, and no game can be played with."""
+    """Raise ConfigError for numbers that ale-py accepts but with which no game can be played."""
     for key, least in _LEAST.items():
         value = kwargs.get(key, least)
         if not isinstance(value, int) or value < least:
@@ -209,11 +213,12 @@ def _spec(ale: "AtariVectorEnv") -> EnvSpec:
 
 
 class AtariEnvs:
-    """`VecEnv` over ale-py's batch. Each game's stream follows from its own seed, whoever it is stepped with.
+    """A `VecEnv` over ale-py's batch. The random stream of a game depends on its own seed alone.
 
-    lives_end: a lost life ends an episode for learning, while the game goes on. fires: the step after a lost life is
-    FIRE, whatever the action, and no transition (unless it brings reward or an end), as ale-py does at a game's start;
-    else games such as Breakout wait for it for ever.
+    Args:
+        lives_end: a lost life ends an episode for learning, while the game continues.
+        fires: the step after a lost life plays FIRE instead of the action, as ale-py does at the start of a game; else
+            games such as Breakout wait forever. This row is no transition, unless it brings a reward or an end.
     """
 
     def __init__(
@@ -262,14 +267,14 @@ class AtariEnvs:
             raise explained(self.names.all(), when_stepped(self._num_steps), e) from e
 
     def _step(self, actions: np.ndarray) -> EnvStep:
-        fired = self._to_fire
+        fired = self._to_fire  # games that lost a life in the last step
         if self._fires:
             actions[fired] = _FIRE
         self._journal.append(actions)
         obs, rewards, terminated, truncated, infos = self._ale.step(actions)
         rewards = rewards.astype(np.float64)
-        over, lives = terminated | truncated, infos["lives"]  # of the next game, where one is over
-        # Some games go on for a while with no life left (baselines' EpisodicLifeEnv): that end is the game's.
+        over, lives = terminated | truncated, infos["lives"]  # lives: of the next game, if one is over
+        # Some games run on for a while with no life left (baselines' EpisodicLifeEnv): that end is the game's own.
         lost = ~over & (lives > 0) & (lives < self._lives)
         valid = ~fired | over | (rewards != 0)
         if self._fires:
@@ -280,6 +285,7 @@ class AtariEnvs:
             valid |= lost
         (ended,) = ends.nonzero()
         is_over = over[ended]
+        # The last observation of a game is in the infos; after a lost life it is the present one.
         final_obs = obs[ended]
         if is_over.any():
             final_obs[is_over] = infos["final_obs"][ended[is_over]]
@@ -324,22 +330,22 @@ class AtariEnvs:
         self._num_steps = max(env["num_steps"] for env in envs)
         self._to_fire = np.array([env["to_fire"] for env in envs])
         try:
-            obs, infos = self._play_again()
+            obs, infos = self._replay()
         except (Exception, SystemExit) as e:
             raise explained(self.names.all(), when_asked("restore", self._num_steps), e) from e
         self._lives, self._obs = infos["lives"], obs
         for i, env in enumerate(envs):
             if (zlib.crc32(obs[i].tobytes()), self._lives[i]) != (env["obs_crc"], env["lives"]):
                 raise EnvStateError(
-                    f"{self.names(i)} cannot go on from its state: its games, played again, came to other pixels: "
+                    f"{self.names(i)} cannot go on from its state: its games, replayed, came to other pixels: "
                     "resume with the env.kwargs and the version of ale-py that it was saved with"
                 )
         return obs, None
 
-    def _play_again(self) -> tuple[np.ndarray, dict[str, Any]]:
-        """Come to where the journal ends, which takes as long as its longest part took."""
+    def _replay(self) -> tuple[np.ndarray, dict[str, Any]]:
+        """Replay all games up to the end of the journal; the longest one decides the time."""
         journal, seeds = self._journal, self._journal.seeds()
-        obs, infos = self._ale.reset()  # it starts some games only after all
+        obs, infos = self._ale.reset()  # ale-py resets some games only after a reset of all
         for begins, actions in journal.replay():
             if begins.any():
                 obs, infos = self._ale.reset(seed=seeds[begins], options={"reset_mask": begins})

@@ -1,4 +1,8 @@
-"""What a task is to a batch that steps all its environments at once."""
+"""env.backend=batched: all environments of a batch at once, with NumPy.
+
+`Dynamics` is the task for all environments, `BatchedEnvs` the batch around it: seeds, time limit, resets and states.
+classic.py has the dynamics of the classic-control tasks, classic_cpp.py steps them in C++.
+"""
 
 import abc
 from collections.abc import Mapping, Sequence
@@ -24,58 +28,56 @@ from ddppo.envs.vec_env import (
 
 
 class NoOptions(Exception):
-    """A task begins its episodes without options."""
+    """The task takes no options at a reset."""
 
 
 class Dynamics(abc.ABC):
-    """E copies of one task, made as `Dynamics(E, **env.kwargs)`.
+    """The dynamics of one task for E environments. Made as `Dynamics(E, **env.kwargs)`."""
 
-    state: `[S, E]`, all that they remember beside their last observations; `env_axis` is where E is. generators: one
-    for each, which the batch seeds. max_episode_steps: where the task by itself truncates an episode.
-    """
-
-    max_episode_steps: int | None = None
-    env_axis = 1
+    max_episode_steps: int | None = None  # the task's own time limit
+    env_axis = 1  # the axis of E in `state`
 
     def __init__(self, state_size: int, num_envs: int) -> None:
-        self.state: np.ndarray = np.zeros((state_size, num_envs))
-        self.generators: list[np.random.Generator] = []
+        self.state: np.ndarray = np.zeros(
+            (state_size, num_envs)
+        )  # [S, E]: the state apart from last observations
+        self.generators: list[np.random.Generator] = []  # one per environment, seeded by the batch
 
     @abc.abstractmethod
     def reset(self, i: int) -> np.ndarray:
         """Put environment i into a state drawn from its generator; return its observation `[obs_size]`."""
 
     def take_options(self, i: int, options: Mapping[str, Any]) -> None:
-        """Have environment i begin every episode to come with a reset's options. Raises NoOptions where none are."""
+        """Pass options to every later reset of environment i. Raises NoOptions if the task takes none."""
         raise NoOptions
 
     def publish(self) -> list[bytes]:
-        """Return what each has to tell (ddppo.envs.vec_env)."""
+        """Return the message of each environment (ddppo.envs.vec_env)."""
         return [b""] * len(self.generators)
 
     def remembered(self) -> list[dict[str, Any]]:
-        """Return of each, in plain values, what is remembered besides `state`."""
+        """Return the rest of each environment's state, besides `state`, in plain values."""
         return [{} for _ in self.generators]
 
-    def remember(self, states: list[dict[str, Any]]) -> None:  # noqa: B027 (most remember nothing more)
-        """Go on from what `remembered` returned, of the same environments in these or other batches."""
+    def remember(self, states: list[dict[str, Any]]) -> None:  # noqa: B027 (most have nothing more)
+        """Restore the values of `remembered`, from these environments in this or other batches."""
 
     @abc.abstractmethod
     def step(self, actions: np.ndarray, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Move all by actions of the task's space; return rewards `[E]` (float64) and terminated `[E]`.
+        """Step all environments with actions of the task's space; return rewards `[E]` (float64) and terminated `[E]`.
 
-        `obs` `[E, obs_size]` holds the last observations, and gets the next.
+        `obs` `[E, obs_size]` holds the last observations and is overwritten with the next.
         """
 
 
-# -- A batch of environments that are stepped by NumPy, and still equal their scalar ones to the bit.
+# -- The batch. Its numbers equal those of single environments to the bit.
 #
-# Environment i keeps a generator of its own, seeded as Gymnasium's reset(seed=...) seeds it and drawn from in the same
-# order. So its episodes are those of env.backend=sync and do not depend on which environments are in the batch.
+# Environment i has its own random generator, seeded as by Gymnasium's reset(seed=...) and used in the same order. So
+# its episodes equal those of env.backend=sync, and do not depend on the other environments in the batch.
 
 
 class BatchedEnvs:
-    """`VecEnv` over the dynamics of a task: its seeds, its time limit, and resets in the step that ends an episode."""
+    """A `VecEnv` over the dynamics of a task. It resets an environment in the step that ends its episode."""
 
     def __init__(
         self,
@@ -92,12 +94,14 @@ class BatchedEnvs:
         self._space = action_space
         self._max_episode_steps = max_episode_steps or np.iinfo(np.int64).max // 2
         self._num_steps = 0
-        self._last_steps = np.zeros(self.num_envs, np.int64)  # in which the time limit ends the episode
+        self._last_steps = np.zeros(
+            self.num_envs, np.int64
+        )  # the step in which the time limit ends the episode
         self._obs = np.zeros((self.num_envs, spec.obs_size), np.float32)
         self._valid = np.ones(self.num_envs, bool)
-        self._told = self._split(self._obs)
+        self._obs_arrays = self._split(self._obs)  # views by name
         self._no_final_obs = self._split(self._obs[:0])
-        self._next: dict[str, Any] | None = None
+        self._next: dict[str, Any] | None = None  # the state that the next reset restores
 
     def reset(
         self, seeds: Sequence[int], options: Options | None = None
@@ -117,7 +121,7 @@ class BatchedEnvs:
         if self._next is not None:
             state, self._next = self._next, None
             return self.restore(state)
-        return self._told, None
+        return self._obs_arrays, None
 
     def step(self, actions: np.ndarray) -> EnvStep:
         assert actions.shape == (self.num_envs, *self.spec.action.shape), actions.shape
@@ -138,7 +142,7 @@ class BatchedEnvs:
             final_obs = self._split(self._obs[ended])
             for i in ended.tolist():
                 self._reset(i)
-        return EnvStep(self._told, rewards, terminated, truncated, self._valid, ended, final_obs, None)
+        return EnvStep(self._obs_arrays, rewards, terminated, truncated, self._valid, ended, final_obs, None)
 
     def close(self) -> None:
         pass
@@ -185,13 +189,13 @@ class BatchedEnvs:
             generator.bit_generator.state = env["generator"]
             generators.append(generator)
         self._take_generators(generators)
-        return self._told, None
+        return self._obs_arrays, None
 
     def publish(self) -> list[bytes]:
         return self._dynamics.publish()
 
     def receive(self, news: Sequence[bytes], envs: Sequence[int] | None = None) -> None:
-        """Nothing that others tell changes a batch."""
+        """Do nothing: messages do not change a batched task."""
 
     def go_on_from(self, state: dict[str, Any]) -> None:
         self._next = state
@@ -200,7 +204,7 @@ class BatchedEnvs:
         return []
 
     def _split(self, rows: np.ndarray) -> ObsArrays:
-        """Return views of the arrays of observations in rows `[n, obs_size]`, one after another."""
+        """Return rows `[n, obs_size]` as spec.obs describes them: views of the arrays side by side in a row."""
         if not isinstance(self.spec.obs, dict):
             return rows
         parts, start = {}, 0
@@ -217,11 +221,11 @@ class BatchedEnvs:
         self._last_steps[i] = self._num_steps + self._max_episode_steps
 
 
-# -- `ddppo/Synthetic-v0` where its steps and resets cost nothing.
+# -- `ddppo/Synthetic-v0` without artificial step times.
 
 
 class Synthetic(Dynamics):
-    """The contextual bandit of `ddppo.envs.tasks.synthetic`; its state is what it observes."""
+    """The contextual bandit of `ddppo.envs.tasks.synthetic`; its observation is its state."""
 
     def __init__(self, num_envs: int, episode_steps: int = 100, obs_size: int = 8, **_: Any) -> None:
         super().__init__(0, num_envs)

@@ -1,8 +1,8 @@
-"""Gymnasium's classic-control tasks, all environments of a batch at once, with the bits of its scalar ones.
+"""Gymnasium's classic-control tasks for a whole batch at once, bit-identical to its single environments.
 
 Each formula is computed in the order and the float type in which Gymnasium computes it for one environment. Two
-operations have other last bits for an array than for a number, so they are done number by number, as there: a power
-`x**2` of a NumPy scalar, which is libm's pow and not x * x, and `math.cos`.
+operations give other last bits for an array than for a number, so they are done number by number: the power `x**2` of a
+NumPy scalar, which is libm's pow and not x * x, and `math.cos`.
 """
 
 import math
@@ -14,17 +14,17 @@ from ddppo.envs.backends.batched import Dynamics
 
 
 def _squares(x: np.ndarray) -> np.ndarray:
-    """Return x**2 `[E]` as NumPy scalars compute it."""
+    """Return x**2 `[E]` with the bits of NumPy scalars."""
     return np.array([value**2 for value in x], x.dtype)
 
 
 def _math_cos(x: np.ndarray) -> np.ndarray:
-    """Return the cosine `[E]` that libm computes, float64."""
+    """Return the cosine `[E]` of libm, float64."""
     return np.array([math.cos(value) for value in x.tolist()])
 
 
 class CartPole(Dynamics):
-    """Barto, Sutton and Anderson 1983; gymnasium/envs/classic_control/cartpole.py. State x, theta, and their speeds."""
+    """Barto, Sutton and Anderson 1983; gymnasium/envs/classic_control/cartpole.py. State: x, theta and velocities."""
 
     def __init__(self, num_envs: int, sutton_barto_reward: bool = False) -> None:
         super().__init__(4, num_envs)
@@ -42,6 +42,7 @@ class CartPole(Dynamics):
     def step(self, actions: np.ndarray, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         place, speed = self.state[:2], self.state[2:]
         total_mass, polemass_length = 0.1 + 1.0, 0.1 * 0.5
+        # The equations of motion for the angular and the linear acceleration, then one step of Euler's method.
         sin_theta, cos_theta = sin(place[1]), cos(place[1])
         temp = (self._force[actions] + polemass_length * np.square(speed[1]) * sin_theta) / total_mass
         acceleration = self._acceleration
@@ -65,20 +66,21 @@ class Acrobot(Dynamics):
         self._torque = np.array([-1.0, 0.0, 1.0])
 
     def reset(self, i: int) -> np.ndarray:
-        drawn = (
-            self.generators[i].uniform(-0.1, 0.1, (4,)).astype(np.float32)
-        )  # and so is the first observation
+        # Gymnasium rounds the first state to float32.
+        drawn = self.generators[i].uniform(-0.1, 0.1, (4,)).astype(np.float32)
         self.state[:, i] = drawn
         angles = drawn[:2]
         return np.concatenate([np.stack([cos(angles), sin(angles)], axis=1).ravel(), drawn[2:]])
 
     def step(self, actions: np.ndarray, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         state, torque, dt = self.state, self._torque[actions], 0.2
+        # One step of the classical Runge-Kutta method.
         k1 = _acrobot_derivative(state, torque)
         k2 = _acrobot_derivative(state + dt / 2.0 * k1, torque)
         k3 = _acrobot_derivative(state + dt / 2.0 * k2, torque)
         k4 = _acrobot_derivative(state + dt * k3, torque)
         state = state + dt / 6.0 * (k1 + 2 * k2 + 2 * k3 + k4)
+        # Wrap the angles to [-pi, pi], and clip the velocities.
         angles, speeds = state[:2], state[2:]
         while (above := angles > pi).any():
             angles[above] -= 2 * pi
@@ -94,7 +96,7 @@ class Acrobot(Dynamics):
 
 
 def _acrobot_derivative(state: np.ndarray, torque: np.ndarray) -> np.ndarray:
-    """Return d/dt of the state `[4, E]` under torque `[E]`; masses, lengths and moments of inertia are 1."""
+    """Return the time derivative of the state `[4, E]` under torque `[E]`; masses, lengths and inertias are 1."""
     m1 = m2 = l1 = i1 = i2 = 1.0
     lc1 = lc2 = 0.5
     g = 9.8
@@ -181,6 +183,7 @@ class ContinuousMountainCar(Dynamics):
 
     def step(self, actions: np.ndarray, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         force = actions[:, 0]
+        # Compute all in float32, then those in the first step of their episode again in float64.
         moved, reached = self._move(self.state[:2].astype(np.float32), force)
         (first,) = np.nonzero(self.state[2])
         if first.size:
@@ -190,7 +193,7 @@ class ContinuousMountainCar(Dynamics):
         return np.where(reached, 100.0, 0.0) - np.square(force, dtype=np.float64) * 0.1, reached
 
     def _move(self, state: np.ndarray, force: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the next states `[2, n]` as float32, and which reached the goal, computed in the type of `state`."""
+        """Return the next states `[2, n]` as float32, and whether they reach the goal, in the type of `state`."""
         position, velocity = state
         slope = 0.0025 * _math_cos(3 * position)
         velocity = velocity + (force * 0.0015 - slope.astype(np.float32))

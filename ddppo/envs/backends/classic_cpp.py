@@ -1,6 +1,8 @@
-"""The classic tasks stepped in C++ (ddppo/native/src/tasks.cpp), all environments of a batch in one call.
+"""The classic tasks stepped in C++ (ddppo/native/src/tasks.cpp), and the choice of tasks that are batched.
 
-Arrays are NumPy's, and C++ is told where they are. So a batch's state is the same whoever steps it.
+One call steps all environments. The arrays belong to NumPy and C++ gets their addresses, so a batch has the same state
+in C++ and in NumPy. `make_fastest` uses C++ only if it gives NumPy's bits on this machine. The last section says which
+tasks can be batched (`why_not_batched`) and makes the batch (`make_batched`).
 """
 
 import ctypes
@@ -23,28 +25,28 @@ from ddppo.terminal import warn_once
 _logger = logging.getLogger(__name__)
 
 
-class NativeTask(NamedTuple):
-    """A task in C++: its dynamics in NumPy, and the one setting it has (or none), with its default."""
+class CppTask(NamedTuple):
+    """A task that C++ can step."""
 
-    dynamics: type[Dynamics]
-    setting: str
-    default: float
+    dynamics: type[Dynamics]  # the same task in NumPy
+    setting: str  # the one keyword that it takes, "" for none
+    default: float  # of this keyword
 
 
 TASKS = (  # in the order of kTasks in tasks.cpp
-    NativeTask(classic.CartPole, "sutton_barto_reward", 0.0),
-    NativeTask(classic.Acrobot, "", 0.0),
-    NativeTask(classic.Pendulum, "g", 10.0),
-    NativeTask(classic.MountainCar, "goal_velocity", 0.0),
-    NativeTask(classic.ContinuousMountainCar, "goal_velocity", 0.0),
+    CppTask(classic.CartPole, "sutton_barto_reward", 0.0),
+    CppTask(classic.Acrobot, "", 0.0),
+    CppTask(classic.Pendulum, "g", 10.0),
+    CppTask(classic.MountainCar, "goal_velocity", 0.0),
+    CppTask(classic.ContinuousMountainCar, "goal_velocity", 0.0),
 )
 _CHECKED_ENVS, _CHECKED_SCALES = 128, (0.1, 1.0, 3.0, 100.0)
 _WORD = 2**64 - 1
-_agreed: dict[tuple[NativeTask, float], bool] = {}
+_agreed: dict[tuple[CppTask, float], bool] = {}  # results of `_agrees`
 
 
 class TaskBatch(ctypes.Structure):
-    """`TaskBatch` of tasks.hpp."""
+    """The struct `TaskBatch` of tasks.hpp."""
 
     _fields_ = [
         ("task", ctypes.c_int64),
@@ -67,7 +69,7 @@ class TaskBatch(ctypes.Structure):
 
 
 class CppEnvs(BatchedEnvs):
-    """A batch stepped in C++, `setting` being the task's one."""
+    """A batch stepped in C++. `setting`: the value of the task's one keyword."""
 
     def __init__(
         self,
@@ -81,7 +83,7 @@ class CppEnvs(BatchedEnvs):
         self.batch = TaskBatch()
         super().__init__(dynamics, space, spec, names, max_episode_steps)
         functions = _functions()
-        assert functions is not None, "make_fastest asks for it"
+        assert functions is not None, "make_fastest has checked this"
         self._step_all, self._reset_one = functions
         envs = self.num_envs
         self._rewards = np.zeros(envs)
@@ -90,7 +92,9 @@ class CppEnvs(BatchedEnvs):
         self._final_obs = np.zeros_like(self._obs)
         is_box = spec.action.kind == "box"
         self._actions = np.zeros((envs, *spec.action.shape), np.float32 if is_box else np.int64)
-        self._generators = np.zeros((envs, 4), np.uint64)  # their states and increments, high words first
+        self._generators = np.zeros(
+            (envs, 4), np.uint64
+        )  # state and increment of each PCG64, high words first
         self.batch = TaskBatch(
             num_steps=0,
             task=[task.dynamics for task in TASKS].index(type(dynamics)),
@@ -120,7 +124,7 @@ class CppEnvs(BatchedEnvs):
         self.batch.num_steps = num_steps
 
     def _step(self, actions: np.ndarray) -> EnvStep:
-        self._actions[...] = actions  # rounded before they are clipped: the bounds are float32
+        self._actions[...] = actions  # rounds to float32 before C++ clips, as the bounds are float32
         num_ended = self._step_all(self._address)
         if num_ended < 0:
             i = -1 - num_ended
@@ -154,7 +158,7 @@ def make_fastest(
     names: EnvNames,
     max_episode_steps: int | None,
 ) -> BatchedEnvs:
-    """Return the batch in C++ where that is compiled and gives the bits that NumPy gives, else in NumPy."""
+    """Return a batch in C++ if that is compiled and gives NumPy's bits, else a batch in NumPy."""
     task = next((task for task in TASKS if task.dynamics is type(dynamics)), None)
     if task is not None and _functions() is not None:
         setting = float(kwargs.get(task.setting, task.default))
@@ -167,27 +171,25 @@ def make_fastest(
     return BatchedEnvs(dynamics, space, spec, names, max_episode_steps)
 
 
-def _agrees(
-    task: NativeTask, setting: float, kwargs: dict[str, Any], space: gym.Space, spec: EnvSpec
-) -> bool:
-    """Whether C++ moves random states and resets as NumPy does, whose functions may be code of its own."""
+def _agrees(task: CppTask, setting: float, kwargs: dict[str, Any], space: gym.Space, spec: EnvSpec) -> bool:
+    """Whether C++ gives NumPy's bits for random states and resets: NumPy may have its own sin and cos."""
     key = (task, setting)
     if key not in _agreed:
         names = EnvNames(range(_CHECKED_ENVS), None)
-        native = CppEnvs(task.dynamics(_CHECKED_ENVS, **kwargs), setting, space, spec, names, 9)
+        in_cpp = CppEnvs(task.dynamics(_CHECKED_ENVS, **kwargs), setting, space, spec, names, 9)
         numpy = BatchedEnvs(task.dynamics(_CHECKED_ENVS, **kwargs), space, spec, names, 9)
-        _agreed[key] = _step_alike(native, numpy)
+        _agreed[key] = _step_alike(in_cpp, numpy)
     return _agreed[key]
 
 
-def _step_alike(native: CppEnvs, numpy: BatchedEnvs) -> bool:
-    rng, both, action = np.random.default_rng(0), (native, numpy), native.spec.action
-    seeds, shape = range(native.num_envs), (native.num_envs, *action.shape)
+def _step_alike(in_cpp: CppEnvs, numpy: BatchedEnvs) -> bool:
+    rng, both, action = np.random.default_rng(0), (in_cpp, numpy), in_cpp.spec.action
+    seeds, shape = range(in_cpp.num_envs), (in_cpp.num_envs, *action.shape)
     for envs in both:
         envs.reset(seeds)
-    is_equal = np.array_equal(native._obs, numpy._obs)
+    is_equal = np.array_equal(in_cpp._obs, numpy._obs)
     for scale in _CHECKED_SCALES:
-        state = rng.uniform(-scale, scale, native._dynamics.state.shape)
+        state = rng.uniform(-scale, scale, in_cpp._dynamics.state.shape)
         drawn = rng.integers(0, action.sizes[0], shape) if action.kind == "discrete" else None
         actions = rng.standard_normal(shape, np.float32) if drawn is None else drawn
         for envs in both:
@@ -197,12 +199,12 @@ def _step_alike(native: CppEnvs, numpy: BatchedEnvs) -> bool:
             np.array_equal(getattr(steps[0], name), getattr(steps[1], name))
             for name in ("obs", "rewards", "terminated", "truncated", "ended", "final_obs")
         )
-    return is_equal and native.state() == numpy.state()
+    return is_equal and in_cpp.state() == numpy.state()
 
 
 @functools.cache
 def _functions() -> tuple[Any, Any] | None:
-    """Return tasks_step and tasks_reset, or None where they cannot be compiled."""
+    """Return the C++ functions tasks_step and tasks_reset, or None if they cannot be compiled."""
     from ddppo.native import NotCompiled, library
 
     try:
@@ -215,11 +217,11 @@ def _functions() -> tuple[Any, Any] | None:
     return compiled.tasks_step, compiled.tasks_reset
 
 
-# -- Which tasks are stepped as one batch, and who steps them.
+# -- Which tasks are batched.
 
 
 _CLASSIC = "gymnasium.envs.classic_control"
-# By what Gymnasium makes of an id, which a user may register anew. Paths are imported when a batch is made.
+# By entry point and not by id, because a user may register an id again for another task. A str is an import path.
 _DYNAMICS: dict[str, Callable[..., Dynamics] | str] = {
     f"{_CLASSIC}.cartpole:CartPoleEnv": classic.CartPole,
     f"{_CLASSIC}.acrobot:AcrobotEnv": classic.Acrobot,
@@ -245,7 +247,7 @@ _COSTS = ("step_time_s", "reset_time_s")
 
 
 def batched_ids() -> list[str]:
-    """Return the ids of all tasks that are stepped as one batch, those of plugins last."""
+    """Return the ids of all tasks that can be batched, those of plugins last."""
     dynamics = added("dynamics")
     return [
         *_IDS,
@@ -263,7 +265,7 @@ def _dynamics(entry_point: object) -> Callable[..., Dynamics] | None:
 
 
 def why_not_batched(env: EnvConfig) -> str | None:
-    """Return why the task cannot be stepped as a batch, and what can; None where it can."""
+    """Return why the task cannot be batched, with the remedy; None if it can."""
     registered = gym.registry[env.id.rpartition(":")[2]]
     ours = (
         _dynamics(registered.entry_point) is not None
@@ -273,18 +275,18 @@ def why_not_batched(env: EnvConfig) -> str | None:
     if not ours:
         return f"only {', '.join(batched_ids())} are: use env.backend=auto"
     if env.context is not None:
-        return f"with env.context={env.context} every environment is wrapped by itself: use env.backend=auto"
+        return f"with env.context={env.context} every environment is wrapped separately: use env.backend=auto"
     for name in _COSTS:
         if env.kwargs.get(name):
             return (
-                f"with env.kwargs.{name}={env.kwargs[name]} every environment takes that long by itself: "
+                f"with env.kwargs.{name}={env.kwargs[name]} every environment takes that long: "
                 "use env.backend=auto"
             )
     return None
 
 
 def make_batched(env: EnvConfig, spec: EnvSpec, names: EnvNames, timeout_s: float) -> BatchedEnvs:
-    """Step all environments at once in this process. There is nothing to wait for, so timeout_s is not used."""
+    """Make a batch that this process steps at once. timeout_s is unused: nothing waits."""
     registered = gym.registry[env.id.rpartition(":")[2]]
     make = _dynamics(registered.entry_point)
     assert make is not None, registered

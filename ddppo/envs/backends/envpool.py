@@ -1,7 +1,7 @@
-"""Tasks of EnvPool (Weng et al. 2022, arXiv:2206.10558), ids envpool/<its own>, stepped by its threads in C++.
+"""Tasks of EnvPool (Weng et al. 2022, arXiv:2206.10558), with ids envpool/<name>, stepped by its threads in C++.
 
-Every environment has a seed of its own, so its episodes depend neither on the others nor on the rank that steps it. An
-episode that has ended is followed by a pseudo-step, which resets it and is no transition (`NativeEnvs`).
+Every environment has its own seed, so its episodes depend neither on the others nor on the rank that steps it. The step
+after the end of an episode only resets it and is no transition (see GymVectorEnvs, NEXT_STEP).
 """
 
 import warnings
@@ -23,18 +23,18 @@ from ddppo.errors import ConfigError
 _NOT_SETTINGS = ("num_envs", "max_episode_steps", "base_path", "max_num_players", "reward_threshold")
 PREFIX = "envpool/"
 _NEVER = 2**31 - 1
-ENVPOOL_OURS = {  # keywords of EnvPool that other settings decide
+ENVPOOL_OURS = {  # keyword of EnvPool -> the setting to use instead
     "num_threads": "set env.num_workers",
-    "batch_size": "leave it out: a step is of all environments",
+    "batch_size": "leave it out: a step is one of all environments",
     "seed": "set seed",
     "env_seed": "set seed",
-    "reward_clip": "set ppo.reward_clip: learning alone sees what it cuts",
+    "reward_clip": "set ppo.reward_clip, which clips rewards for learning only",
     "gym_reset_return_info": "leave it out",
 }
 
 
 def register(env_id: str) -> None:
-    """Make Gymnasium know a task that EnvPool has, as single environments."""
+    """Register a task of EnvPool with Gymnasium."""
     import envpool
 
     name = env_id.removeprefix(PREFIX)
@@ -61,9 +61,9 @@ def make_envpool_task(env: EnvConfig, num_envs: int, num_threads: int = 1) -> "P
 def make_envpool(
     env: EnvConfig, spec: EnvSpec, names: EnvNames, timeout_s: float, *, cores: int = 1
 ) -> "EnvPoolEnvs":
-    """Step environments on env.num_workers threads, by default a rank's cores; they change no number.
+    """Make a batch that env.num_workers threads step, by default as many as the rank has cores.
 
-    Nothing is waited for, so timeout_s is not used.
+    The number of threads changes no result. timeout_s is unused: nothing waits.
     """
     num_envs = len(names.indices)
     try:
@@ -74,16 +74,16 @@ def make_envpool(
 
 
 class EnvPoolEnvs(GymVectorEnvs):
-    """`VecEnv` over EnvPool. Each environment's stream follows from its own seed, whoever it is stepped with."""
+    """A `VecEnv` over EnvPool. The random stream of an environment depends on its own seed alone."""
 
     def _seed(self, seeds: Sequence[int]) -> list[int]:
         return [int(seed) for seed in seeds]
 
 
 class PooledTask(gym.vector.VectorEnv):
-    """EnvPool as a batch of Gymnasium that resets in the step after an end. It takes seeds by a pool made anew.
+    """EnvPool as a vector environment of Gymnasium, which resets in the step after an end.
 
-    Actions are of single_action_space's kind, of any dtype.
+    EnvPool takes seeds only when a pool is made, so a reset with seeds makes a new pool. Actions may have any dtype.
     """
 
     def __init__(self, num_envs: int, name: str, **kwargs: Any) -> None:
@@ -103,7 +103,7 @@ class PooledTask(gym.vector.VectorEnv):
     ) -> tuple[Any, dict[str, Any]]:
         if seed is not None:
             seeds = range(seed, seed + self.num_envs) if isinstance(seed, int) else seed
-            self._pool = None  # its threads end before others begin
+            self._pool = None  # end its threads before new ones start
             self._pool = _made(self._name, seeds, self._kwargs)
         return self._pool.reset()[0], {}
 
@@ -116,7 +116,7 @@ class PooledTask(gym.vector.VectorEnv):
 
 
 class OneOfPool(gym.Env):
-    """A pool of one, which Gymnasium's own limit truncates: for evaluation, env.backend=sync and pool."""
+    """A single environment of EnvPool, for evaluation, env.backend=sync and pool. Gymnasium limits its time."""
 
     metadata = {"render_modes": []}  # noqa: RUF012 (Gymnasium's)
 
@@ -146,7 +146,7 @@ def _made(name: str, seeds: Sequence[int], kwargs: dict[str, Any]) -> Any:
         pool = envpool.make(
             name, env_type="gymnasium", num_envs=len(seeds), env_seed=[int(seed) for seed in seeds], **kwargs
         )
-        pool.observation_space, pool.action_space  # noqa: B018 (made when first asked for)
+        pool.observation_space, pool.action_space  # noqa: B018 (made at the first access)
         return pool
 
 
@@ -159,7 +159,7 @@ def _config(name: str) -> Any:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Leave unsaid what Gymnasium says of the bounds that EnvPool gives its spaces."""
+    """Suppress Gymnasium's warnings about the bounds of EnvPool's spaces."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -168,7 +168,7 @@ def _quietly() -> Iterator[None]:
 def _allowed(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
     for key, remedy in ENVPOOL_OURS.items():
         if key in kwargs:
-            raise ConfigError(f"env.kwargs.{key} is not the task's to decide: {remedy}")
+            raise ConfigError(f"env.kwargs.{key} is no setting of the task: {remedy}")
     known = [key for key in _config(name)._fields if key not in (*ENVPOOL_OURS, *_NOT_SETTINGS)]
     for key in kwargs:
         if key not in known:

@@ -1,6 +1,7 @@
-"""Tasks that bring their own batched implementation (Gymnasium's vector entry points).
+"""env.backend=gym_vector: tasks that bring a batched implementation (Gymnasium's vector entry points).
 
-Far faster than a batch of scalar environments, but the batch has one random stream: results depend on W.
+Often much faster than a batch of single environments, but the batch has one random stream, so results depend on W.
+`gym_vector_spec` checks that the batch can be stepped; `GymVectorEnvs` hides its autoreset mode.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,7 +52,7 @@ from ddppo.spaces import ArraySpec, each
 
 
 def make_gym_vector(env: EnvConfig, spec: EnvSpec, names: EnvNames, timeout_s: float) -> "GymVectorEnvs":
-    """Step all environments by the task's own vector entry point, in this process; timeout_s is not used."""
+    """Make the task's own batch in this process. timeout_s is unused: nothing waits."""
     try:
         return GymVectorEnvs(make_gym_vector_task(env, len(names.indices)), spec, names)
     except (Exception, SystemExit) as e:
@@ -67,7 +68,7 @@ def make_gym_vector_task(env: EnvConfig, num_envs: int) -> gym.vector.VectorEnv:
 
 
 def gym_vector_spec(envs: gym.vector.VectorEnv) -> EnvSpec:
-    """Read the shapes of a batched task of two environments. Raises ConfigError if we cannot drive it."""
+    """Read the spec off a batch of two environments. Raises ConfigError if the batch cannot be used."""
     remedy = "use env.backend=sync"
     space = envs.single_observation_space
     check_is_space(space, "single_observation_space")
@@ -96,6 +97,7 @@ def gym_vector_spec(envs: gym.vector.VectorEnv) -> EnvSpec:
 
 
 def _resets_by_mask(envs: gym.vector.VectorEnv) -> bool:
+    """Whether a reset with a reset_mask leaves the other environments alone."""
     paths = [path for path, _ in space_leaves(without_mask(envs.single_observation_space))]
     obs, *_ = envs.step(envs.action_space.sample())
     before = [np.copy(_at(obs, path)) for path in paths]
@@ -117,9 +119,9 @@ def _at(obs: Any, path: Path) -> Any:
 
 
 class GymVectorEnvs(Unsaved):
-    """`VecEnv` over a batched task, whatever its autoreset mode.
+    """A `VecEnv` over a task's own batch, in any autoreset mode.
 
-    Seeds: the batch takes one, made of all the seeds of its environments, so its stream depends on which
+    The batch takes one seed, made from the seeds of its environments. So its random stream depends on which
     environments this rank steps, and hence on W.
     """
 
@@ -137,7 +139,7 @@ class GymVectorEnvs(Unsaved):
         )
         self._masks_by_method = getattr(envs, "action_masks", None)
         self._paths = dict(zip(spec.obs, paths, strict=True)) if isinstance(spec.obs, dict) else paths[0]
-        self._just_ended = np.zeros(self.num_envs, bool)
+        self._just_ended = np.zeros(self.num_envs, bool)  # NEXT_STEP: episodes that ended in the last step
         self._num_steps = 0
 
     def reset(
@@ -155,7 +157,7 @@ class GymVectorEnvs(Unsaved):
             raise explained(self.names.all(), when_reset(0), e) from e
 
     def _seed(self, seeds: Sequence[int]) -> Any:
-        """Return what the batch is seeded with: one number, of 31 bits."""
+        """Return the seed of the batch: one number of 31 bits."""
         return int(np.random.SeedSequence([int(seed) for seed in seeds]).generate_state(1)[0] >> 1)
 
     def step(self, actions: np.ndarray) -> EnvStep:
@@ -173,6 +175,7 @@ class GymVectorEnvs(Unsaved):
         terminated, truncated = self._flags(terminated, "terminated"), self._flags(truncated, "truncated")
         infos = as_info(infos)
         valid = ~self._just_ended
+        # NEXT_STEP: the step after an end only resets. Mark its row as no transition.
         if self._mode == AutoresetMode.NEXT_STEP:
             rewards[self._just_ended] = 0.0
             terminated &= valid
@@ -180,15 +183,17 @@ class GymVectorEnvs(Unsaved):
             self._just_ended = terminated | truncated
         (ended,) = np.nonzero(terminated | truncated)
         arrays = self._read(obs)
+        # SAME_STEP: obs is that of the reset already, and the last observation is in the infos.
         if self._mode == AutoresetMode.SAME_STEP and ended.size:
             if "final_obs" not in infos:
                 raise WrongOutput(
-                    "infos without final_obs where an episode ended",
-                    "which tasks with AutoresetMode.SAME_STEP hand over",
+                    "infos without final_obs after the end of an episode",
+                    "which tasks with AutoresetMode.SAME_STEP return",
                 )
             final_obs = self._final_obs(infos["final_obs"], ended)
         else:
             final_obs = each(lambda x: x[ended], arrays)
+        # DISABLED: reset the ended environments here.
         if self._mode == AutoresetMode.DISABLED and ended.size:
             obs, infos = self._reset(ended, obs, infos)
             arrays = self._read(obs)
@@ -207,21 +212,21 @@ class GymVectorEnvs(Unsaved):
         self._envs.close()
 
     def _of_all(self, values: Any, what: str) -> np.ndarray:
-        """Return an array of one number or bool for each environment. Raises WrongOutput."""
+        """Return an array `[E]` of numbers or bools. Raises WrongOutput."""
         array = as_numbers(values, what, "which must be numbers, one for each environment")
         if array.shape != (self.num_envs,):
             raise WrongOutput(f"{what} of shape {array.shape}", f"there are {self.num_envs} environments")
         return array
 
     def _flags(self, values: Any, what: str) -> np.ndarray:
-        """Return `terminated` or `truncated` of all, a new array of bool. Raises WrongOutput."""
+        """Return `terminated` or `truncated` as a new array `[E]` of bool. Raises WrongOutput."""
         flags = self._of_all(values, what)
         if flags.dtype != bool and not ((flags == 0) | (flags == 1)).all():
             raise WrongOutput(f"{described(values)} as {what}", "they must be True or False")
         return np.array(flags, bool)
 
     def _reset(self, ended: np.ndarray, obs: Any, infos: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
-        """Reset the ended environments of a task that leaves it to us; the others keep obs and mask."""
+        """Reset the ended environments of a task with disabled autoreset; the others keep obs and mask."""
         reset_mask = np.zeros(self.num_envs, bool)
         reset_mask[ended] = True
         mask = self._mask(obs, infos)
@@ -233,9 +238,9 @@ class GymVectorEnvs(Unsaved):
         return obs, infos
 
     def _final_obs(self, final_obs: Any, ended: np.ndarray) -> ObsArrays:
-        """Read arrays of all environments or, as Gymnasium's own batches have it, an array of observations.
+        """Return the last observations of ended episodes, from arrays over all environments or an array of objects.
 
-        Those that did not end hold garbage in some tasks (ALE), None in others: take none of them.
+        Gymnasium's own batches use the latter. Entries of other environments hold garbage (ALE) or None: skip them.
         """
         is_array_of_obs = isinstance(final_obs, np.ndarray) and final_obs.dtype == object
 
@@ -271,6 +276,7 @@ class GymVectorEnvs(Unsaved):
         mask = np.ones((self.num_envs, self.spec.mask_size), bool)
         given = mask_of(obs, infos, self._masks_by_method)
         if given is not None:
+            # Infos of a batch hold a mask only for the environments at which "_action_mask" is True.
             in_infos = given is infos.get(MASK)
             has_mask = infos.get(f"_{MASK}") if in_infos else None
             for i in range(self.num_envs) if has_mask is None else np.flatnonzero(np.asarray(has_mask, bool)):

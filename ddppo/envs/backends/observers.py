@@ -1,6 +1,6 @@
-"""Environments of a pool that are asked and answer each at its own pace: nobody waits for the slowest of all.
+"""A pool whose processes answer one by one, so that no step waits for the slowest environment.
 
-An observer is a process of the pool and the environments that it steps in turn.
+Used by distributed=central_inference. An observer is a process of the pool together with its environments.
 """
 
 import select
@@ -16,7 +16,7 @@ from ddppo.envs.vec_env import EnvNames, EnvSpec, EnvStep
 
 
 class Observers(SteppedEnvs):
-    """A batch of environments as `VecEnv` resets it, stepped observer by observer: `ask`, `ready`, `answer`."""
+    """A batch of environments that is stepped observer by observer, with `ask`, `ready` and `answer`."""
 
     def __init__(
         self,
@@ -34,39 +34,39 @@ class Observers(SteppedEnvs):
         self.parts = [worker.part for worker in self._pool.workers]
 
     def ask(self, observer: int, actions: np.ndarray) -> None:
-        """Have an observer step with its environments' actions, as the model gave them, and return at once."""
+        """Tell an observer to step with the model's actions for its environments, and return at once."""
         self._busy.add(observer)
         self._pool.ask(observer, decode_actions(self._pool.action_space, actions))
 
     def ready(self, max_wait_s: float | None) -> list[int]:
-        """Wait for an answer, and once there is one up to max_wait_s for the others (None: for all).
+        """Wait for the first answer, then up to max_wait_s for others (None: until all have answered).
 
-        Returns who gave one. Nobody waits for an observer that was lost and is started again. Raises EnvError of an
-        environment that failed, died or did not answer in time.
+        Returns the observers that answered. An observer that was lost and is replaced does not count as waiting. Raises
+        the EnvError of an environment that failed, died or did not answer in time.
         """
-        assert self._busy, "nobody was asked"
+        assert self._busy, "no observer was asked"
         while True:
             end = time.monotonic() + self._timeout_s
-            there = [k for k in self._heard_of(max_wait_s, end) if self._pool.answer(k, end)]
+            there = [k for k in self._answering(max_wait_s, end) if self._pool.answer(k, end)]
             if there:
                 self._busy.difference_update(there)
                 return sorted(there)
 
-    def _heard_of(self, max_wait_s: float | None, end: float) -> list[int]:
-        """Return who said something, or will not any more."""
+    def _answering(self, max_wait_s: float | None, end: float) -> list[int]:
+        """Return the observers that have sent an answer, or never will."""
         lines = {self._pool.workers[k].line.fileno(): k for k in self._busy}
         there: list[int] = []
-        closes = None if max_wait_s is None else float("inf")
+        closes = None if max_wait_s is None else float("inf")  # time at which waiting for others ends
         while lines:
             limit = end if closes is None or not there else min(end, closes)
             found, _, _ = select.select(list(lines), [], [], max(0.0, min(1.0, limit - time.monotonic())))
             there.extend(lines.pop(fileno) for fileno in found)
-            if found and closes == float("inf"):
+            if found and closes == float("inf"):  # the first answer
                 assert max_wait_s is not None
                 closes = time.monotonic() + max_wait_s
             if there and closes is not None and time.monotonic() >= closes:
                 break
-            if not found:
+            if not found:  # silence: some processes may be gone, or all too slow
                 gone = [k for k in lines.values() if not self._pool.lives(k)]
                 if gone or time.monotonic() > end:
                     there.extend(gone or lines.values())
@@ -74,7 +74,7 @@ class Observers(SteppedEnvs):
         return there
 
     def answer(self, observer: int) -> EnvStep:
-        """Return what the environments of an observer that was ready answered, `ended` counted from its first."""
+        """Return the step of an observer that was ready; `ended` counts from its first environment."""
         answers = self._pool.answers.part(self.parts[observer])
         (ended,) = (answers.terminated | answers.truncated).nonzero()
         return EnvStep(
@@ -84,4 +84,4 @@ class Observers(SteppedEnvs):
         )  # fmt: skip
 
     def step(self, actions: np.ndarray) -> EnvStep:
-        raise AssertionError("observers are asked one by one")
+        raise AssertionError("observers are stepped one by one")

@@ -1,8 +1,8 @@
-"""What a rank and a process of its pool say to each other, and the memory that they share.
+"""Messages and shared memory between a rank and the processes of its pool, and the history for replays.
 
-They speak over a pair of sockets: a byte asks for a reset or a step, a byte answers; a call of a method and its answers
-follow such bytes. Actions, observations and the like
-stand in the memory. Who reads the end of the line knows that the other is gone.
+Over a pair of sockets, one byte asks for a reset or a step and one byte answers. A call of a method follows the byte
+CALL, its results the byte DONE, an error the byte FAILED. Actions, observations and rewards are in shared memory
+(`SharedArrays`). The end of the socket's stream means that the other side is gone.
 """
 
 import mmap
@@ -27,53 +27,52 @@ from ddppo.envs.vec_env import EnvSpec
 from ddppo.processes.fork_server import exactly
 from ddppo.processes.machine import unnamed_file
 
-RESET, STEP = b"r", b"s"  # the end of the line asks to leave
-CALL = b"c"  # a method's name and arguments follow
-DONE, FAILED = b".", b"!"  # the EnvError follows
+RESET, STEP = b"r", b"s"  # commands; the end of the stream asks the process to end
+CALL = b"c"  # command: a method's name and arguments follow
+DONE, FAILED = b".", b"!"  # answers; an EnvError follows FAILED
 _SIZE = struct.Struct("!Q")
 _LINE = 64  # bytes of a cache line
 
 
 @dataclass(frozen=True, slots=True)
-class ToMeasure:
-    """What a process is to make and step for a moment, to answer with a StepCost."""
+class MeasureTask:
+    """The first message to a process: make one environment, step it for a moment, and answer with a StepCost."""
 
     env: EnvConfig
     spec: EnvSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """What a process of the pool is to make: environments of these names, and of each its resets' options, if any."""
+class WorkerTask:
+    """The first message to a process of the pool: make these environments."""
 
     env: EnvConfig
     spec: EnvSpec
-    names: list[str]
-    options: list[dict[str, Any]] | None = None
+    names: list[str]  # one per environment
+    options: list[dict[str, Any]] | None = None  # of every reset, one per environment
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """What the memory of a pool follows from: its environments and processes, and the task's rows and actions.
-
-    num_yields: see `receive_byte`.
-    """
+class ArraysShape:
+    """The sizes and types that determine the layout of the shared memory."""
 
     num_envs: int
     num_workers: int
-    row_dtype: np.dtype
-    action_space: gym.Space
-    num_yields: int
+    row_dtype: np.dtype  # RowLayout.dtype
+    action_space: gym.Space  # of the task
+    num_yields: int  # see `receive_byte`
 
 
-class Memory:
-    """Arrays in one file that all processes of a pool map.
+class SharedArrays:
+    """Arrays in one file that all processes of a pool map into their memory.
 
-    actions: `[E, *action_space.shape]`. seeds: `[E]`. at: `[num_workers, 8]`, whose first entry is the environment,
-    counted from the worker's first, that runs.
+    actions: `[E, *action_space.shape]`, of the next step
+    seeds: `[E]`, of the next reset
+    at: `[num_workers, 8]`; at[k, 0] is the running environment, counted from the first of worker k
+    answers: results of the last step
     """
 
-    def __init__(self, file: int, shape: Shape) -> None:
+    def __init__(self, file: int, shape: ArraysShape) -> None:
         layout = _layout(shape)
         self._map = mmap.mmap(file, _num_bytes(layout))
         arrays, start = [], 0
@@ -84,12 +83,12 @@ class Memory:
         self.answers = Answers(*answers)
 
 
-def create(shape: Shape) -> int:
-    """Return an open file for Memory. Raises OSError where memory does not suffice."""
+def create(shape: ArraysShape) -> int:
+    """Return an open file for SharedArrays. Raises OSError if there is not enough memory."""
     return unnamed_file(_num_bytes(_layout(shape)))
 
 
-def _layout(shape: Shape) -> list[tuple[tuple[int, ...], np.dtype]]:
+def _layout(shape: ArraysShape) -> list[tuple[tuple[int, ...], np.dtype]]:
     actions = shape.action_space
     return [
         ((shape.num_envs, *(actions.shape or ())), np.dtype(actions.dtype)),
@@ -108,10 +107,10 @@ def _in_lines(num_bytes: int) -> int:
 
 
 def receive_byte(line: socket.socket, num_yields: int) -> bytes:
-    """Return the next byte, b"" at the end of the line; whoever waits yields its core so often before it sleeps.
+    """Return the next byte, b"" at the end of the stream. Yields the core num_yields times before it sleeps.
 
-    To be woken takes tens of us, to yield one that nobody else wants about one. Raises BlockingIOError after the line's
-    own timeout.
+    Waking up takes tens of microseconds, yielding a core that no one else wants about one. Raises BlockingIOError after
+    the socket's own timeout.
     """
     for _ in range(num_yields):
         try:
@@ -121,21 +120,21 @@ def receive_byte(line: socket.socket, num_yields: int) -> bytes:
     return line.recv(1)
 
 
-def tell(line: socket.socket, what: Any, files: Sequence[int] = ()) -> None:
-    """Send an object, and open files with it. Raises OSError where the other is gone."""
+def send_object(line: socket.socket, what: Any, files: Sequence[int] = ()) -> None:
+    """Send an object, and open files with it. Raises OSError if the other side is gone."""
     content = framed(what)
     sent = socket.send_fds(line, [content], files)
     line.sendall(content[sent:])
 
 
 def framed(what: Any) -> bytes:
-    """Return an object as `hear` reads it."""
+    """Return the bytes of an object, as `receive_object` reads them."""
     content = pickle.dumps(what)
     return _SIZE.pack(len(content)) + content
 
 
-def hear(line: socket.socket) -> tuple[Any, list[int]]:
-    """Return the next object and the files that came with it. Raises EOFError where the other is gone."""
+def receive_object(line: socket.socket) -> tuple[Any, list[int]]:
+    """Return the next object and the files that came with it. Raises EOFError if the other side is gone."""
     head, files, _, _ = socket.recv_fds(line, _SIZE.size, 1, socket.MSG_WAITALL)
     if len(head) < _SIZE.size:
         raise EOFError
@@ -143,69 +142,66 @@ def hear(line: socket.socket) -> tuple[Any, list[int]]:
     return pickle.loads(exactly(line, size)), list(files)
 
 
-# -- What a process of a pool was told, so that another can come to where it was if it is lost.
+# -- The history of a process, so that the process that replaces it can repeat it.
 
 
-_SAVE_AFTER = 256  # steps, or more where saving takes long
-_SAVING_SHARE = 0.01  # of the time, at most
-_LONGEST = 20_000  # steps of who cannot be saved; then nobody comes to where it was
+_SAVE_AFTER = 256  # commands after which environments are saved, more if saving takes long
+_SAVING_SHARE = 0.01  # largest share of the time that saving may take
+_LONGEST = 20_000  # commands without a saved state after which the history is dropped
 
-Told = np.ndarray | tuple[str, dict[int, tuple]]  # the actions of a step, or a call of a method
+Command = np.ndarray | tuple[str, dict[int, tuple]]  # the actions of a step, or a call of a method
 
 
 @dataclass(slots=True)
 class Replay:
-    """What a process that takes a lost one's place is told after its reset to come to where that one was.
+    """The commands that a replacement still has to repeat after its reset, and a checksum to compare with."""
 
-    crc: of the last rows that were seen of that one, before the last `num_unseen` of what it was told; None of nothing.
-    """
+    commands: deque[Command]
+    crc: int | None  # of the last rows that the rank received; None if it received none
+    num_unseen: int  # commands at the end of which the rank received no rows
 
-    told: deque[Told]
-    crc: int | None
-    num_unseen: int
-
-    def leads_elsewhere(self, rows: np.ndarray) -> bool:
-        """Whether rows `[e]`, with what is left to be told, are others than were seen."""
-        return len(self.told) == self.num_unseen and self.crc not in (None, crc(rows))
+    def differs(self, rows: np.ndarray) -> bool:
+        """Whether rows `[e]` differ from those that the rank received at this point of the history."""
+        return len(self.commands) == self.num_unseen and self.crc not in (None, crc(rows))
 
 
-class Past:
-    """What the environments of a process were at last, by their own states or by the seeds of their reset, and since.
+class History:
+    """The last known state of a process's environments (saved states, or seeds of a reset), and the commands since.
 
-    Playing that again leads to where they were, if nothing else decides it.
+    Repeating the commands leads to the present state, if nothing else influences the environments.
     """
 
     def __init__(self) -> None:
         self._states: list[Any] | None = None
-        self._told: list[Told] = []
-        self._num_told = 0  # so far
-        self._lost_at = -1
-        self._crc: int | None = None  # of the rows before the last step
+        self._commands: list[Command] = []
+        self._num_commands = 0  # since the start
+        self._lost_at = -1  # number of commands at the last loss
+        self._crc: int | None = None  # checksum of the rows before the last step
         self._is_known = self._can_be_saved = True
         self._saved_at = self._save_s = 0.0
 
     def began(self) -> None:
-        """Note a reset by seeds, which whoever takes its place begins with."""
-        self._states, self._told, self._crc = None, [], None
-        self._num_told += 1
+        """Record a reset with seeds: the history starts here."""
+        self._states, self._commands, self._crc = None, [], None
+        self._num_commands += 1
         self._is_known = True
 
     def stepped(self, actions: np.ndarray, rows: np.ndarray) -> None:
-        """Note a step that is about to be done, and the rows `[e]` before it."""
+        """Record a step that is about to run, and the rows `[e]` before it."""
         self._crc = crc(rows)
         self.called(actions)
 
-    def called(self, what: Told) -> None:
-        """Note what was done."""
-        self._num_told += 1
+    def called(self, command: Command) -> None:
+        """Record a command."""
+        self._num_commands += 1
         if self._is_known:
-            self._told.append(what)
-            if len(self._told) > _LONGEST:
+            self._commands.append(command)
+            if len(self._commands) > _LONGEST:
                 self.forget()
 
     def saved(self, states: list[Any], seconds: float) -> None:
-        """Note the states of all, which took so long to have."""
-        self._states, self._told = states, []
+        """Record the states of all environments, which took `seconds` to get: the history starts here."""
+        self._states, self._commands = states, []
         self._saved_at, self._save_s = time.monotonic(), seconds
         self._is_known = True
 
@@ -213,30 +209,30 @@ class Past:
         self._can_be_saved = False
 
     def forget(self) -> None:
-        """Lead nobody to where they are, until the next reset."""
-        self._is_known, self._told, self._states = False, [], None
+        """Drop the history until the next reset: it leads nowhere."""
+        self._is_known, self._commands, self._states = False, [], None
 
     @property
     def is_long(self) -> bool:
-        """Whether it is worth while to save, lest there be much to play again."""
-        if len(self._told) < _SAVE_AFTER or not self._can_be_saved:
+        """Whether the environments should be saved now, so that a replay stays short."""
+        if len(self._commands) < _SAVE_AFTER or not self._can_be_saved:
             return False
         return time.monotonic() - self._saved_at > self._save_s / _SAVING_SHARE
 
-    def again(self, rows: np.ndarray | None) -> Replay | None:
-        """Return what leads to where they were; None where nobody knows, or where it led to the same loss before.
+    def replay(self, rows: np.ndarray | None) -> Replay | None:
+        """Return the replay to the present state; None if it is unknown, or if it led to the same loss before.
 
-        rows: `[e]`, the last that they handed over; None where they were about to hand over the next.
+        rows: `[e]`, the last ones that the rank received; None if the loss was in a step.
         """
-        if not self._is_known or self._lost_at == self._num_told:
+        if not self._is_known or self._lost_at == self._num_commands:
             return None
-        self._lost_at = self._num_told
-        told: deque[Told] = deque(self._told)
+        self._lost_at = self._num_commands
+        commands: deque[Command] = deque(self._commands)
         if self._states is not None:
-            told.appendleft(("restore", {i: (state,) for i, state in enumerate(self._states)}))
+            commands.appendleft(("restore", {i: (state,) for i, state in enumerate(self._states)}))
         if rows is not None:
-            return Replay(told, crc(rows), 0)
-        return Replay(told, self._crc, 1)
+            return Replay(commands, crc(rows), 0)
+        return Replay(commands, self._crc, 1)
 
 
 def crc(rows: np.ndarray) -> int:
@@ -244,16 +240,16 @@ def crc(rows: np.ndarray) -> int:
     return zlib.crc32(np.ascontiguousarray(rows).tobytes())
 
 
-# -- What the fork server of a pool imports last, for what the import does to it: its rank decides what signals mean.
+# -- Signals. The fork server of a pool imports this module last, and then ignores signals that ask to stop.
 #
-# It ends with its rank, as do the processes that it forks.
+# Its rank decides when to stop; the server and the processes that it forks end with the rank.
 
 
 def leave_signals_to_the_rank() -> None:
-    """Do nothing at a signal that asks to stop; a rank and its environments may get it together.
+    """Do nothing at a signal that asks to stop: a terminal sends it to a rank and its environments together.
 
-    A handler that does nothing, unlike ignoring, is not handed on to programs that a task starts and may want to
-    terminate.
+    A handler that does nothing is not inherited by programs that a task starts; SIG_IGN would be, and the task could
+    not terminate them.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         if signal.getsignal(number) is not signal.SIG_IGN:

@@ -1,4 +1,7 @@
-"""One process of a pool as its rank sees it, and what a step costs: how many processes pay."""
+"""The rank's view of one process of a pool (`PoolWorker`), and how many processes are worth their cost.
+
+`measure` times a step of one environment; `choose_num_workers` and `pool_pays` decide env.num_workers and env.backend.
+"""
 
 import os
 import socket
@@ -17,11 +20,11 @@ from ddppo.envs.backends.pool_memory import (
     CALL,
     DONE,
     STEP,
+    Command,
     Replay,
-    Told,
     framed,
-    hear,
     receive_byte,
+    receive_object,
 )
 from ddppo.envs.encoding.gym_spaces import sample_action
 from ddppo.envs.guard import STEPPED, guarding
@@ -30,31 +33,30 @@ from ddppo.envs.vec_env import EnvNames, EnvSpec, when_reset, when_stepped
 from ddppo.errors import EnvError, EnvWorkerLost
 from ddppo.processes.forking import ForkedProcess, ForkServer, ForkServerLost
 
-# Asking the processes of a pool and answering the rank: seconds per step of the batch. Measured by
-# experiments/env_backends: 20 us where all have the cores to themselves, 100 us where each has to be woken.
+# Seconds per step of the batch for messages between the rank and its pool. Measured by experiments/env_backends: 20 us
+# if every process has a core, 100 us if each has to be woken.
 _POOL_S = 75e-6
-_COMPUTES_ABOVE = 0.9  # of its step; the rest is noise
+_COMPUTES_ABOVE = 0.9  # an environment that computes for this share of its step "computes"; the rest is noise
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Seconds that a step of one environment takes, resets included, and how many of them it computes.
+    """The cost of a step of one environment, resets included."""
 
-    The rest it sleeps, or waits for something else than a core.
-    """
-
-    total_s: float
-    busy_s: float
+    total_s: float  # seconds
+    busy_s: (
+        float  # of these, seconds of computing; the rest it sleeps, or waits for something other than a core
+    )
 
 
 @guarding(STEPPED)
 def measure(env: EnvConfig, spec: EnvSpec, measure_s: float = 0.05, min_steps: int = 5) -> StepCost:
-    """Measure one environment with random actions, over measure_s and min_steps or more."""
+    """Measure one environment with random actions, for at least measure_s seconds and min_steps steps."""
     row_env = make_row_env(env, spec, "an environment that was made to measure a step")
     try:
         row_env.action_space.seed(0)
         row, _ = row_env.reset(seed=0)
-        row = _next_row(row_env, row)  # the first may load something
+        row = _next_row(row_env, row)  # not measured: the first step may load something
         num_steps, start, computed_s, queued_s = 0, time.perf_counter(), time.process_time(), _queued_s()
         while num_steps < min_steps or time.perf_counter() - start < measure_s:
             row = _next_row(row_env, row)
@@ -67,19 +69,20 @@ def measure(env: EnvConfig, spec: EnvSpec, measure_s: float = 0.05, min_steps: i
 
 
 def choose_num_workers(cost: StepCost, num_envs: int, cores: int) -> int:
-    """Return how few processes step a batch in the least time: what `cores` compute, or one environment's step.
+    """Return the smallest number of processes that steps a batch in the least possible time.
 
-    Environments that compute get a process per core, those that sleep or wait up to one each.
+    Environments that compute get one process per core; environments that sleep or wait get up to one process each.
     """
     busy = cost.busy_s / cost.total_s
     if busy > _COMPUTES_ABOVE:
         return min(num_envs, cores)
-    in_turn = max(1, int(num_envs * busy / cores))  # which one process steps while the cores compute for all
+    # Environments that one process can step in the time in which the cores compute for all of them.
+    in_turn = max(1, int(num_envs * busy / cores))
     return -(-num_envs // in_turn)
 
 
 def pool_pays(cost: StepCost, num_envs: int, num_workers: int) -> bool:
-    """Return whether what a pool of so many processes saves of a step in turn exceeds what asking it costs."""
+    """Return whether a pool saves more time of a step than its messages cost."""
     return num_envs * cost.total_s * (1 - 1 / num_workers) > _POOL_S
 
 
@@ -90,36 +93,31 @@ def _next_row(row_env: RowEnv, row: np.ndarray) -> np.ndarray:
 
 
 def _queued_s() -> float:
-    """Return how long this thread has waited for a core that others had, where the system tells."""
+    """Return the seconds that this thread has waited for a busy core, 0 if the system does not report them."""
     try:
         return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) * 1e-9
     except (OSError, IndexError):
         return 0.0
 
 
-# -- One process of a pool as its rank sees it: the line to it, what it steps, how far it is, and how it was lost.
+# -- One process of a pool, as its rank sees it.
 
 
-_LOOK_S = 1.0  # between two looks at a worker that does not answer
-_END_S = 5.0  # for a process that closed the line to end
+_LOOK_S = 1.0  # between two checks that a worker which does not answer still lives
+_END_S = 5.0  # limit for a process that closed its socket to end
 
 
 class PoolWorker:
-    """A process of a pool and the environments that it steps: those at `part` of the batch, called `names`.
+    """A process of a pool, and the environments at `part` of the batch that it steps."""
 
-    replaces: what another was doing, RESET or STEP, that was lost and has this one for it; None once it has answered.
-    replay: by which it comes to where that one was; None where its environments begin new episodes. is_called: whether
-    answers follow the next byte. is_made: whether it has said so. at: `[8]` of the memory, whose first entry is the
-    environment that runs. num_yields: as `receive_byte`.
-    """
-
+    # The command, RESET or STEP, in which the process was lost that this one replaces; None after the first answer.
     replaces: bytes | None = None
-    replay: Replay | None = None
-    is_called = False
-    is_made = True
+    replay: Replay | None = None  # what it still has to repeat; None if its environments begin new episodes
+    is_called = False  # results of a method call follow the next byte
+    is_made = True  # it has reported that its environments are made
     num_steps = -1  # since the reset
-    at: np.ndarray | None = None
-    num_yields = 0
+    at: np.ndarray | None = None  # [8] in shared memory; at[0] is the index of the running environment
+    num_yields = 0  # see `receive_byte`
 
     def __init__(self, server: ForkServer, names: EnvNames, part: slice, timeout_s: float) -> None:
         self.part = part
@@ -127,7 +125,7 @@ class PoolWorker:
         self._of_pool = names
         self._timeout_s = timeout_s
         self.line, theirs = socket.socketpair()
-        # The kernel's own receive timeout: polling before every answer would cost microseconds each.
+        # The kernel's receive timeout: a poll() before every answer would cost microseconds.
         look_s = min(_LOOK_S, timeout_s)
         interval = struct.pack("ll", int(look_s), int(look_s % 1 * 1e6))
         self.line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, interval)
@@ -144,12 +142,12 @@ class PoolWorker:
         return when_stepped(self.num_steps) if self.num_steps else when_reset(0)
 
     def answer(self, end: float) -> bytes:
-        """Return the byte that it answers, until the time `end`. Raises EnvWorkerLost where it is lost or stuck."""
+        """Wait for its answer, one byte, until the time `end`. Raises EnvWorkerLost if it is lost or hangs."""
         while True:
             try:
                 answer = receive_byte(self.line, self.num_yields)
             except BlockingIOError:
-                # A program that an environment has started may hold the line's other end open: look at the process.
+                # A program that an environment started may keep the socket open, so check the process itself.
                 if not self.lives():
                     raise self.lost() from None
                 if time.monotonic() > end:
@@ -162,37 +160,37 @@ class PoolWorker:
             return answer
 
     def call(self, method: str, arguments: dict[int, tuple]) -> None:
-        """Have it call a method of its environments at these places. Raises EnvWorkerLost."""
-        with self._in_the_middle_of_a_sentence():
+        """Send a call of a method of its environments, arguments by index. Raises EnvWorkerLost."""
+        with self._whole_message():
             self.line.sendall(CALL + framed((method, arguments)))
 
-    def tell(self, what: Told, actions: np.ndarray) -> None:
-        """Have it do what another was told; `actions` is where it finds those of a step. Raises EnvWorkerLost."""
-        if isinstance(what, tuple):
+    def repeat(self, command: Command, actions: np.ndarray) -> None:
+        """Send a command of a history again. `actions`: the pool's array of actions. Raises EnvWorkerLost."""
+        if isinstance(command, tuple):
             self.is_called = True
-            self.call(*what)
+            self.call(*command)
             return
-        actions[self.part] = what
-        with suppress(ConnectionError):  # it is gone, as `answer` finds
+        actions[self.part] = command
+        with suppress(ConnectionError):  # it is gone: `answer` finds that
             self.line.send(STEP)
 
-    def called(self) -> dict[int, Any]:
-        """Return what it answers to a call. Raises the EnvError of one that failed, EnvWorkerLost."""
+    def call_results(self) -> dict[int, Any]:
+        """Return the results of a call. Raises the EnvError of a call that failed, or EnvWorkerLost."""
         answer = self.answer(time.monotonic() + self._timeout_s)
-        answers = self.hear()
+        answers = self.receive()
         if answer != DONE:
             raise answers
         return answers
 
-    def hear(self) -> Any:
-        """Return what follows the byte of an answer. Raises EnvWorkerLost."""
-        with self._in_the_middle_of_a_sentence():
-            said, _ = hear(self.line)
-        return said
+    def receive(self) -> Any:
+        """Return the object that follows the byte of an answer. Raises EnvWorkerLost."""
+        with self._whole_message():
+            content, _ = receive_object(self.line)
+        return content
 
     @contextmanager
-    def _in_the_middle_of_a_sentence(self) -> Iterator[None]:
-        """Limit how long a long message may take, which the timeout between two looks would cut short."""
+    def _whole_message(self) -> Iterator[None]:
+        """Use the full timeout for a long message: the short one between two checks would interrupt it."""
         self.line.settimeout(self._timeout_s)
         try:
             yield

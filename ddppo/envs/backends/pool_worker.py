@@ -1,6 +1,6 @@
-"""A process that steps some of a rank's environments: what pool.py starts, in a fork.
+"""The program of a pool's process: makes its environments and steps them until its socket closes.
 
-Its line to the rank comes as standard input, which is empty for the environments. It ends with the line.
+pool.py starts it by a fork. It inherits the socket to the rank as standard input; environments see an empty one.
 """
 
 import atexit
@@ -13,12 +13,12 @@ from ddppo.envs.backends.pool_memory import (
     DONE,
     FAILED,
     RESET,
-    Memory,
-    ToMeasure,
+    MeasureTask,
+    SharedArrays,
     framed,
-    hear,
     leave_signals_to_the_rank,
     receive_byte,
+    receive_object,
 )
 from ddppo.envs.backends.pool_process import measure
 from ddppo.envs.backends.sync import InTurn, make_row_envs
@@ -30,12 +30,16 @@ def main() -> None:
     """Make environments and step them until the line ends."""
     leave_signals_to_the_rank()
     leave_alone()
-    atexit._clear()  # what the process that this one forked from had registered is not its to do
-    with _take_line() as line, suppress(EOFError, ConnectionError):  # the rank is gone, or has no more to ask
+    atexit._clear()  # functions that the parent registered must not run here
+    with (
+        _take_line() as line,
+        suppress(EOFError, ConnectionError),
+    ):  # the rank is gone, or has closed the socket
         _serve(line)
 
 
 def _take_line() -> socket.socket:
+    """Return the socket that was inherited as standard input, and put /dev/null in its place."""
     line = socket.socket(fileno=os.dup(0))
     hole = os.open(os.devnull, os.O_RDONLY)
     os.dup2(hole, 0)
@@ -44,9 +48,10 @@ def _take_line() -> socket.socket:
 
 
 def _serve(line: socket.socket) -> None:
-    task, _ = hear(line)
-    if isinstance(task, ToMeasure):
-        with suppress(EnvError):  # the environment to be trained in meets the same, and can say so
+    # The first message says what to do: measure one environment, or make some and step them.
+    task, _ = receive_object(line)
+    if isinstance(task, MeasureTask):
+        with suppress(EnvError):  # training meets the same error and reports it
             line.sendall(DONE + framed(measure(task.env, task.spec)))
         return
     try:
@@ -55,24 +60,25 @@ def _serve(line: socket.socket) -> None:
         line.sendall(FAILED + framed(e))
         return
     try:
+        # The rank needs the action space for the layout of the shared memory, which it sends in return.
         line.sendall(DONE + framed(envs[0].action_space))
-        (shape, worker, part), (file,) = hear(line)
-        memory = Memory(file, shape)
+        (shape, worker, part), (file,) = receive_object(line)
+        arrays = SharedArrays(file, shape)
         os.close(file)
-        stepper = InTurn(envs, memory.answers.part(part), memory.at[worker])
+        stepper = InTurn(envs, arrays.answers.part(part), arrays.at[worker])
         if task.options is not None:
             stepper.take_options(task.options)
-        seeds, actions = memory.seeds[part], memory.actions[part]
-        while what := receive_byte(line, shape.num_yields):
+        seeds, actions = arrays.seeds[part], arrays.actions[part]
+        while command := receive_byte(line, shape.num_yields):
             answer = b""
             try:
-                if what == CALL:
-                    (method, arguments), _ = hear(line)
+                if command == CALL:
+                    (method, arguments), _ = receive_object(line)
                     answer = framed(stepper.call(method, arguments))
-                elif what == RESET:
+                elif command == RESET:
                     stepper.reset(seeds)
                 else:
-                    stepper.step(actions.copy())  # a task may keep what it was given
+                    stepper.step(actions.copy())  # a task may keep its action, and the array is overwritten
             except EnvError as e:
                 line.sendall(FAILED + framed(e))
             else:

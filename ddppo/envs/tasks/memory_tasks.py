@@ -21,19 +21,19 @@ _CORRIDOR, _JUNCTION = (1.0, 0.0, 1.0), (0.0, 1.0, 0.0)
 
 
 def time_limit(length: int) -> int:
-    """Return after how many steps an episode is truncated: ten times the shortest way."""
+    """Return the steps after which an episode is truncated: ten times the shortest way."""
     return 10 * (length + 1)
 
 
 class TMazeEnv(gym.Env):
-    """A corridor of `length` steps to a junction; the cue, seen at the start alone, says which of its arms pays.
+    """A corridor of `length` steps to a junction. A cue, visible only at the start, tells which arm of it is rewarded.
 
     Observations are 3 bits: 011 or 110 at the start (turn north, or south), 101 in the corridor, 010 at the junction.
     Actions: 0 north, 1 east, 2 south, 3 west. Turning at the junction ends the episode, with reward 1 for the arm
-    of the cue and -1 for the other; a step against a wall is rewarded -0.1, all others 0. So the best return is 1, and
-    that of a policy without memory 0. Truncated after 10 times the shortest way.
+    of the cue and -1 for the other; a step against a wall gets -0.1, all others 0. So the best return is 1, and a
+    policy without memory gets 0. Truncated after 10 times the shortest way.
 
-    Bakker 2001, "Reinforcement Learning with Long Short-Term Memory", section 4, who pays 4 and -0.1.
+    Bakker 2001, "Reinforcement Learning with Long Short-Term Memory", section 4, with rewards 4 and -0.1.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012 (gymnasium.Env declares it so)
@@ -60,7 +60,7 @@ class TMazeEnv(gym.Env):
         return self._observe(), reward, terminated, self._num_steps >= time_limit(self._length), {}
 
     def _move(self, action: int) -> tuple[float, bool]:
-        """Return the reward, and whether the episode is over."""
+        """Move the agent; return the reward and whether the episode is over."""
         at_junction = self._place == self._length
         if at_junction and action in (NORTH, SOUTH):
             return (1.0 if action == self._arm else -1.0), True
@@ -79,7 +79,7 @@ class TMazeEnv(gym.Env):
 
 
 class TMazes(Dynamics):
-    """All environments of a batch at once. State: the place in the corridor, and the arm that pays."""
+    """The T-maze for a batch. State: the place in the corridor, and the rewarded arm."""
 
     def __init__(self, num_envs: int, length: int = 10) -> None:
         super().__init__(2, num_envs)
@@ -109,7 +109,7 @@ class TMazes(Dynamics):
 
 
 class MaskedCartPoleEnv(CartPoleEnv):
-    """Gymnasium's CartPole, observed by the cart's position and the pole's angle alone: float32 `[2]`.
+    """Gymnasium's CartPole with only the cart's position and the pole's angle observed: float32 `[2]`.
 
     The task of Wierstra et al. 2007, "Solving Deep Memory POMDPs with Recurrent Policy Gradients", section 5.1.
     """
@@ -132,7 +132,7 @@ class MaskedCartPoleEnv(CartPoleEnv):
 
 
 class MaskedCartPole(CartPole):
-    """All environments of a batch at once."""
+    """Masked CartPole for a batch."""
 
     def __init__(self, num_envs: int, sutton_barto_reward: bool = False) -> None:
         super().__init__(num_envs, sutton_barto_reward)

@@ -1,4 +1,4 @@
-"""`ddppo/Synthetic-v0`: a task of settable cost, for studies of the system rather than of learning."""
+"""`ddppo/Synthetic-v0`: a task with a configurable cost per step, for studies of the system, not of learning."""
 
 import time
 from typing import Any
@@ -9,11 +9,15 @@ from gymnasium.spaces import Box, Discrete
 
 
 class SyntheticEnv(gym.Env):
-    """A contextual bandit: reward 1 for action 1 where obs[0] > 0, for action 0 elsewhere; truncated on time.
+    """A contextual bandit: reward 1 for action 1 if obs[0] > 0, else for action 0. Truncated after episode_steps.
 
-    Observations are standard normal `[obs_size]`. A step takes at least step_time_s and a reset reset_time_s
-    seconds: asleep, as a simulator that waits elsewhere, or busy, as one that computes. With a `tail` a step takes
-    step_time_s in the mean, and each time a Pareto number of that shape: 1.5 has no variance, and a large one no tail.
+    Observations are standard normal, `[obs_size]`.
+
+    Args:
+        step_time_s, reset_time_s: seconds that a step and a reset take at least.
+        busy: compute during this time, as a simulator does; else sleep, as one that waits for another machine does.
+        tail: step times are Pareto distributed with this shape and mean step_time_s. 1.5 has no variance; a large
+            shape has no tail. None: every step takes step_time_s.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012 (gymnasium.Env declares it so)
@@ -49,7 +53,7 @@ class SyntheticEnv(gym.Env):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
-        if seed is not None:  # not from np_random, whose numbers are observations
+        if seed is not None:  # a separate generator: observations come from np_random
             self._times = np.random.default_rng([seed, 1])
         if self._reset_time_s:
             self._wait(self._reset_time_s)
