@@ -1,22 +1,22 @@
-"""What a collective costs: alpha + n beta per message, summed over the steps of the algorithm.
+"""How long does a collective take? alpha + n beta for each message, summed over the steps of its algorithm.
 
-alpha (`latency_s`) is the time a message takes at any size, beta (`byte_s`) the seconds per byte, n the bytes
-that every rank contributes. The model and most costs: Thakur, Rabenseifner and Gropp 2005, "Optimization of Collective
-Communication Operations in MPICH", IJHPCA 19(1), doi:10.1177/1094342005051521. Adding up (their gamma) is left out:
-at a gigabyte a second and more it is small beside beta. Links are taken to be free: ranks that share one network card
-share its bandwidth, so give byte_s of their share.
+alpha (`latency_s`) is the time of a message of any size, beta (`byte_s`) the seconds per byte, and n the bytes that
+every rank contributes. Source of the model and of most costs: Thakur, Rabenseifner and Gropp 2005, "Optimization of
+Collective Communication Operations in MPICH", IJHPCA 19(1), doi:10.1177/1094342005051521. The time of additions (their
+gamma) is neglected: at a gigabyte per second or more it is small against beta. Links are assumed to be free: ranks that
+share a network card share its bandwidth, and byte_s is for their share.
 """
 
 from dataclasses import dataclass
 from math import ceil
 
-# Bytes over all ranks up to which ddppo sums by one gather on Gloo, as ddppo/collectives/torch_distributed.py has it.
+# Up to this many bytes over all ranks ddppo sums by one gather on Gloo (ddppo/collectives/torch_distributed.py).
 GATHER_UP_TO = 4 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """What one collective takes of each resource: time = num_latencies * alpha + num_bytes * beta."""
+    """The cost of one or more collectives: time = num_latencies * alpha + num_bytes * beta."""
 
     num_latencies: float
     num_bytes: float
@@ -35,10 +35,10 @@ NOTHING = Messages(0.0, 0.0)
 
 
 def gather(world_size: int, num_bytes: float) -> Messages:
-    """All-gather around a ring: (W - 1) (alpha + n beta), every rank ending with W n bytes.
+    """All-gather around a ring: (W - 1) (alpha + n beta); in the end every rank has W n bytes.
 
     Source: Thakur et al. 2005, allgather. Gloo's allgather is this ring (gloo/allgather.cc). ddppo sums small tensors
-    by it, each rank adding the W parts.
+    this way: each rank adds the W parts itself.
     """
     return Messages(world_size - 1, (world_size - 1) * num_bytes)
 
@@ -54,19 +54,19 @@ def ring(world_size: int, num_bytes: float) -> Messages:
 
 
 def shared_memory(world_size: int, num_bytes: float) -> Messages:
-    """Sum through shared memory: (W - 1) alpha + 3 n beta on cores of their own.
+    """Sum through shared memory: (W - 1) alpha + 3 n beta, if each rank has a core.
 
-    Ranks count themselves in one after another (`python -m ddppo.collectives 2,4,8 4` shows it). Each copies n bytes
-    in and n out, and adds W parts of its W-th of them. Source: ddppo/collectives/shared_memory.c.
+    Ranks enter one after another, by a counter (`python -m ddppo.collectives 2,4,8 4` shows it). Each copies n bytes in
+    and n bytes out, and adds up a W-th of the bytes over W parts. Source: ddppo/collectives/shared_memory.c.
     """
     return Messages(world_size - 1, 3 * num_bytes) if world_size > 1 else NOTHING
 
 
 def own_sum(world_size: int, num_bytes: float, collective: str, num_hosts: int = 1) -> Messages:
-    """Return the messages of one sum as ddppo does it by `collective`, as summary.json names it.
+    """Return the cost of one gradient sum by `collective`, a name as in summary.json.
 
-    Through memory on one machine. On Gloo a gather for small tensors, else a ring, as on NCCL. shm+gloo: a sum inside
-    each of the hosts, one over their leaders, and a broadcast inside, n bytes copied in and out.
+    shm is shared memory on one machine; gloo is a gather for small tensors and else a ring; nccl is a ring. shm+gloo is
+    a sum within each host, a sum over the hosts' leaders, and a broadcast within each host (n bytes copied in and out).
     """
     if collective == "shm+gloo" and num_hosts > 1:
         within = ceil(world_size / num_hosts)

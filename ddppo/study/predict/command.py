@@ -1,4 +1,4 @@
-"""What `python -m ddppo.predict` is asked, and what it says then: fits, predictions, how good they are."""
+"""`python -m ddppo.predict`: how fast would other W be? Its options, and the text that it prints."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +20,9 @@ from ddppo.study.read.record import PARTS, Run
 from ddppo.study.read.run_folders import read_runs
 from ddppo.study.read.selection import one_study, with_target
 
-_LARGEST = 1024
+_LARGEST = 1024  # W that is predicted without world_sizes=
 _MOST_WORKERS = 10**9
-_SHOWN = 6  # of what is left out, where nothing is left
+_MAX_REASONS = 6  # in the error that no run is left
 
 
 @dataclass(slots=True)
@@ -34,39 +34,43 @@ class PredictConfig:
         None, "scaling rule to fit, if the folder has strong and weak runs", choices=("strong", "weak")
     )
     fit_on: Any = setting(
-        None, "fit on these W only, e.g. 1,2,4, and compare at the others: this tells how good the model is"
+        None, "fit on these W only, e.g. 1,2,4, and compare at the others: shows how good the model is"
     )
     target_return: float | None = setting(None, "return for time to target; null is the runs' own")
     efficiency_floor: float = setting(0.7, "least efficiency of a recommended W", low=0, high=1)
     price_per_worker_hour: float | None = setting(
-        None, "price of a worker for an hour; null: the workers' time counts", low=0
+        None, "price of a worker for an hour; null: cost is the workers' time", low=0
     )
-    published: Any = setting(None, '"{world_size: 128, speedup: 107}": what one published point implies')
+    published: Any = setting(None, '"{world_size: 128, speedup: 107}": implications of one published point')
 
 
 def predict(options: PredictConfig, what_if: WhatIf) -> str:
-    """Return what to print. Raises ConfigError for a folder without usable runs or W that cannot be."""
+    """Return the text to print. Raises ConfigError for a folder without usable runs, or an impossible W."""
     if options.published is not None:
         return of_published_point(*_published_point(options.published))
     assert options.folder is not None
     if not Path(options.folder).is_dir():
         raise RunFolderError(f"{options.folder}: not a folder")
+    # 1. Read one study.
     found = read_runs(Path(options.folder))
     other = "env= and fit_rule= choose another"
     reading = one_study(found, env=options.env, rule=options.fit_rule, remedy=other)
     if not reading.runs:
-        reasons = "; ".join(map(str, reading.left_out[:_SHOWN])) or "it holds none"
-        if len(reading.left_out) > _SHOWN:
-            reasons += f"; and {len(reading.left_out) - _SHOWN} more"
+        reasons = "; ".join(map(str, reading.left_out[:_MAX_REASONS])) or "it holds none"
+        if len(reading.left_out) > _MAX_REASONS:
+            reasons += f"; and {len(reading.left_out) - _MAX_REASONS} more"
         raise RunFolderError(f"{options.folder}: no usable run ({reasons})")
     runs, about_target = with_target(reading.runs, options.target_return)
+    # 2. Fit and predict.
     model = fit(_fitted_to(runs, options.fit_on))
     sizes = _world_sizes(options.world_sizes, runs, model, what_if)
     predictions = model.predict(sizes, what_if)
     notes = [*map(str, reading.left_out), *reading.remarks, *about_target, *model.notes]
+    # 3. Compare: with the measured FPS, or with the system without the changes.
     beside = {w: float(np.median(x)) for w, x in fps_of(runs).items()}
     if what_if.changes:
         beside = {p.world_size: p.fps for p in model.predict([w for w in sizes if model.divides(w)])}
+    # 4. How good the model is, and which W to use.
     if options.fit_on is None:
         ahead = outlook(
             compute_study(runs),
@@ -91,7 +95,7 @@ def predict(options: PredictConfig, what_if: WhatIf) -> str:
 
 
 def _fitted_to(runs: list[Run], fit_on: Any) -> list[Run]:
-    """Return the runs of the W that `fit_on` names, of all without it."""
+    """Return the runs with the W in `fit_on`; all runs without it."""
     if fit_on is None:
         return runs
     wanted = whole_numbers("fit_on", fit_on)
@@ -107,6 +111,7 @@ def _fitted_to(runs: list[Run], fit_on: Any) -> list[Run]:
 
 
 def _heading(model: FittedModel, what_if: WhatIf) -> str:
+    """Return the fitted costs, in a few lines."""
     p, run = model.parameters, model.base.run
     sleep = f", asleep {1e3 * p.env_sleep_s:.3g} ms per environment" if p.env_sleep_s else ""
     lines = [
@@ -125,7 +130,7 @@ def _heading(model: FittedModel, what_if: WhatIf) -> str:
 
 
 def _table(predictions: list[Prediction], beside: dict[int, float], what_if: WhatIf) -> str:
-    """Return one line per W. Beside it: FPS without the changes, or measured with the error."""
+    """Return one line per W, with the FPS `beside`: without the changes, or measured, and then the error too."""
     names = [p.removeprefix("t_") for p in PARTS]
     head = ["W", "FPS", "95 % interval", "S", "E", "t_iter ms", *names]
     head += ["as it is"] if what_if.changes else ["measured", "off"]

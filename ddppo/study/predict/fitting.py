@@ -1,6 +1,6 @@
-"""Parameters of the iteration model, fitted to measured W by non-negative least squares.
+"""Which costs fit the measured times? The parameters of the iteration model, by non-negative least squares.
 
-What the measured W cannot tell apart is halved, and said in a note.
+Some W cannot tell two costs apart (fixed or per environment, say). Then each gets half, and a note says so.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,12 +12,17 @@ import numpy as np
 from ddppo.study.predict.parameters import HEAVIEST, CostParameters, Work, normal_expected_max
 from ddppo.study.predict.points import Point
 
-_ASSUMED_BANDWIDTH = 1e9  # bytes/s, where runs of one model size cannot tell latency from bandwidth
-_TURN_S = {True: 1e-4, False: 4e-3}  # through shared memory, else; where no crowded W tells
+_ASSUMED_BANDWIDTH = 1e9  # bytes/s; runs of one model size cannot tell latency from bandwidth
+_TURN_S = {
+    True: 1e-4,
+    False: 4e-3,
+}  # assumed turn_s through shared memory, and else, if no W has crowded cores
 
 
 def fit_parameters(points: Sequence[Point], notes: list[str]) -> CostParameters:
-    """Return the parameters; `notes` gets what cannot be told. points: W ascending."""
+    """Return the parameters for points in order of W; `notes` is extended by costs that cannot be told apart."""
+    # Each part of an iteration is fitted by itself: t_comm, t_other, t_rollout, t_learn; t_sync last, because it
+    # depends on the others.
     alike = of_one_stepping(points, notes)
     last = alike[-1]
     call, latency, byte, turn = _fit_communication(points, notes)
@@ -43,12 +48,12 @@ def fit_parameters(points: Sequence[Point], notes: list[str]) -> CostParameters:
 
 
 def of_one_stepping(points: Sequence[Point], notes: list[str]) -> list[Point]:
-    """Return the points with environments stepped as those of the largest W were; others cost otherwise."""
+    """Return the points with the environment backend of the largest W: another backend has other costs."""
     stepping = points[-1].stepping
     if others := sorted({p.world_size for p in points if p.stepping != stepping}):
         notes.append(
-            f"rollouts at W={', '.join(map(str, others))} are left out of the fit: their environments were stepped "
-            f"otherwise than the {stepping} of the largest W; env.backend={stepping} makes all alike"
+            f"rollouts at W={', '.join(map(str, others))} are left out of the fit: the largest W stepped its "
+            f"environments by {stepping}, these W did not; env.backend={stepping} makes all alike"
         )
     return [p for p in points if p.stepping == stepping]
 
@@ -63,17 +68,17 @@ def _measured(points: Sequence[Point], part: str) -> tuple[np.ndarray, np.ndarra
 
 
 def _fit_step(alike: Sequence[Point], notes: list[str]) -> Work:
-    """Return the work of a vectorised step of E environments, beside the sleep of those that sleep."""
+    """Return the work of a vectorised step of E environments, without their sleep."""
     last, envs = alike[-1], _column(alike, lambda p: p.load.local_num_envs)
     steps = _column(alike, lambda p: p.load.rollout_steps)
     sleep = last.sleep_s * np.maximum(1.0, envs / last.env_processes)
     rollout, sigma = _measured(alike, "t_rollout")
     if not identified([np.ones(len(envs)), envs]):
         notes.append(
-            f"all rollouts had about {envs.mean():g} environments per rank: what a vectorised step costs by itself and "
-            "what each environment adds cannot be told apart; half of it each is assumed"
+            f"all rollouts had about {envs.mean():g} environments per rank: the fixed cost of a vectorised step and "
+            "the cost of an environment cannot be told apart; half of it each is assumed"
         )
-    # Who sleeps leaves the core to others, so that nothing is stretched.
+    # A rank that sleeps leaves the core to others, so that its work is not stretched.
     pieces = np.zeros(len(envs)) if last.sleep_s else steps
     return _fit_work(
         alike, (envs, np.ones(len(envs)), pieces), np.maximum(rollout / steps - sleep, 0.0), sigma / steps
@@ -95,9 +100,9 @@ def _fit_minibatch(points: Sequence[Point], notes: list[str]) -> Work:
 def _fit_work(
     points: Sequence[Point], what: tuple[np.ndarray, np.ndarray, np.ndarray], y: np.ndarray, sigma: np.ndarray
 ) -> Work:
-    """Fit y = count * work(sizes); `pieces` times the work runs at a stretch, interrupted or not, as fits best.
+    """Fit y = count * work(sizes), in which a piece of `pieces` times the work is interrupted or not, as fits best.
 
-    what: sizes, count, pieces. What further ranks add (contention) is asked only where three W or more tell it apart.
+    what: sizes, count, pieces. Contention is fitted only if three W or more can tell it from the other costs.
     """
     sizes, count, pieces = what
     crowded, ranks = _column(points, lambda p: p.load.crowded), [p.world_size for p in points]
@@ -108,7 +113,8 @@ def _fit_work(
     best, best_error = Work(0.0, 0.0), np.inf
     for interrupted in (False, True) if (crowded > 1).any() and pieces.any() else (False,):
         work, factor = Work(0.0, 0.0, 0.0, interrupted), np.ones(len(y))
-        for _ in range(10):  # how much is interrupted depends on how long it is: it settles
+        # The stretching factor depends on the work and the work on the factor: iterate until both settle.
+        for _ in range(10):
             both = [count, count * sizes] if apart else [(count + count * sizes / sizes.mean()) / 2]
             columns = [c * factor for c in (*both, *([count * sizes * others] if contended else []))]
             found = nnls(columns, y, sigma).tolist()
@@ -128,8 +134,8 @@ def _fit_work(
 def _fit_communication(points: Sequence[Point], notes: list[str]) -> tuple[float, float, float, float]:
     """Return (call, alpha, beta, turn): t_comm = calls (call + (crowded - 1) turn) + latencies alpha + bytes beta.
 
-    Every collective waits once for all ranks to have had a core, of any size: sweeps on two cores, W = 4 to 32,
-    through shared memory and by Gloo, cost nearly the same for each further rank of a core at every W.
+    A collective of any size waits once until all ranks have had a core. Sweeps on two cores (W = 4 to 32, through
+    shared memory and by Gloo) show nearly the same cost for each further rank on a core at every W.
     """
     unmeasured = _TURN_S[points[-1].run.origin.collective.startswith("shm")]
     many = [p for p in points if p.world_size > 1]
@@ -145,14 +151,15 @@ def _fit_communication(points: Sequence[Point], notes: list[str]) -> tuple[float
         f"one model size cannot tell latency from bandwidth: {_ASSUMED_BANDWIDTH / 1e9:g} GB/s is assumed where that "
         "fits, the rest is latency"
     )
-    # Turns before latencies, which they cannot always be told from: cores are known to be short.
+    # Turns come before latencies: if the two cannot be told apart, the known lack of cores is the better explanation.
     columns = [calls, turns, latencies] if turns.any() else [calls, latencies]
     apart = identified([calls, latencies])
     if not apart:
         notes.append(
-            "one W above 1 is measured: what a collective costs by itself and what every further rank adds cannot be "
+            "one W above 1 is measured: the fixed cost of a collective and the cost of each further rank cannot be "
             "told apart; equal parts are assumed"
         )
+    # Fit without bytes and with the assumed bandwidth; keep the latter unless it fits clearly worse.
     tried = []
     for byte in (0.0, min(1 / _ASSUMED_BANDWIDTH, float((y / num_bytes).min()))):
         rest = y - byte * num_bytes
@@ -164,7 +171,7 @@ def _fit_communication(points: Sequence[Point], notes: list[str]) -> tuple[float
 
 
 def _slow(points: Sequence[Point]) -> dict[int, tuple[float, float, float]]:
-    """Return what slow ranks take longer at the largest W: a sleep that was asked for, or in proportion."""
+    """Return the extra time of slow ranks at the largest W: the sleep set by env.slow_ranks, or in proportion."""
     asked = {int(rank): float(s) for rank, s in (points[-1].env.get("slow_ranks") or {}).items()}
     return {
         rank: (asked[rank], 0.0, learning - 1) if rank in asked else (0.0, acting - 1, learning - 1)
@@ -173,10 +180,10 @@ def _slow(points: Sequence[Point]) -> dict[int, tuple[float, float, float]]:
 
 
 def _with_waiting(fitted: CostParameters, points: Sequence[Point]) -> CostParameters:
-    """Return the parameters with the waiting that slow ranks and rank 0's writing do not explain.
+    """Return the parameters with the costs of waiting that slow ranks and rank 0's writing do not explain.
 
-    It is rollouts that end late by chance, as the largest of W normals (light tails) or as W^0.4 (heavy tails), jitter
-    at every sum, work of others on a rank's core that runs through, and turns at every collective.
+    These are rollouts that end late by chance (light tails: the maximum of W normals; heavy tails: W^0.4), jitter at
+    every sum, uninterrupted work of other ranks on the core, and turns at every collective.
     """
     many = [p for p in points if p.world_size > 1]
     if not many:
@@ -190,7 +197,7 @@ def _with_waiting(fitted: CostParameters, points: Sequence[Point]) -> CostParame
     queue = _column(many, lambda p: fitted.run_through_s(p.load))
     turns = _column(many, lambda p: p.load.num_calls * (p.load.crowded - 1))
     columns = [rollouts * normal, sums * normal, rollouts * heavy, queue, turns]
-    if len(many) < 3:  # too few to tell: turns as in collectives; the rest is late by chance
+    if len(many) < 3:  # too few W to tell: take turns as in collectives, and the rest as lateness by chance
         turn_s = fitted.turn_s / 2
         light = nnls(columns[:1], np.maximum(rest - queue - turn_s * turns, 0.0), sigma)[0]
         return replace(fitted, late_light=float(light), waiting_turn_s=turn_s)
@@ -201,17 +208,18 @@ def _with_waiting(fitted: CostParameters, points: Sequence[Point]) -> CostParame
     return replace(fitted, **chance, queueing=queueing, waiting_turn_s=turn_s)
 
 
-# -- least squares ----------------------------------------------------------------------------------------------------
+# -- Least squares.
 
 
 def nnls(columns: Sequence[np.ndarray], y: np.ndarray, sigma: np.ndarray) -> np.ndarray:
     """Return x >= 0 that minimises sum(((columns x - y) / sigma)^2), by trying every set of non-zero coefficients.
 
-    The minimum of a convex function over x >= 0 is the best feasible unconstrained minimum over a subset. For 3 columns
-    that is 8 small solves. Source of the problem: Lawson and Hanson 1974, Solving Least Squares Problems, ch. 23.
+    The minimum of a convex function over x >= 0 is the best feasible unconstrained minimum over a subset of columns.
+    For 3 columns that is 8 small solves. Source of the problem: Lawson and Hanson 1974, Solving Least Squares Problems,
+    ch. 23.
 
-    Few W often leave several minima: the one with the fewest coefficients is taken, of those with as many the one with
-    the earlier columns, so that what is blamed is what callers name first. scipy.optimize.nnls takes any of them.
+    Few W often leave several minima. The one with the fewest coefficients is returned and, among these, the one with
+    the earliest columns, so that callers can name the likeliest explanation first. scipy.optimize.nnls returns any.
     """
     a = np.stack(columns, axis=1) / sigma[:, None]
     b = y / sigma
@@ -232,7 +240,7 @@ def nnls(columns: Sequence[np.ndarray], y: np.ndarray, sigma: np.ndarray) -> np.
 
 
 def identified(columns: Sequence[np.ndarray]) -> bool:
-    """Return whether the columns, scaled to length 1, differ enough for their coefficients to be told apart."""
+    """Return whether the coefficients of the columns can be told apart, by the condition number of scaled columns."""
     a = np.stack(columns, axis=1).astype(float)
     norms = np.linalg.norm(a, axis=0)
     if (norms == 0).any() or len(a) < a.shape[1]:

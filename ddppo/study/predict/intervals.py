@@ -1,8 +1,8 @@
-"""Intervals of predictions: what few seeds leave open, and how far a law is off where it is compared with runs.
+"""How far may a prediction be off? Intervals of 95 %.
 
-A prediction is wrong because the runs that it was fitted to vary, because they cannot tell everything, and because the
-law is not the truth. The first two are played: fits to runs moved by their own errors. The third is judged by the law
-itself: its misfit where it was fitted, and, beyond that, by how much it missed each next W when fitted to those before.
+A prediction is wrong for three reasons: the runs vary, the runs cannot tell all parameters apart, and the law is not
+the truth. The first two are simulated, by fits to runs that are moved by their own errors. The third is estimated from
+the law's misfit at the fitted W and, beyond these, from its error at each next W when fitted to the smaller ones.
 """
 
 import math
@@ -12,32 +12,30 @@ from dataclasses import dataclass
 import numpy as np
 
 _TAIL = 0.025  # on either side of a 95 % interval
-_RUN_CV, _RUN_DF = 0.01, 2.0  # how far runs of one W differ, as if seen in so many comparisons before
-_CHECKED, _UNCHECKED = 0.01, 0.15  # how far a law is off at twice the largest W: beside checks, without any
-_DF = 5.0  # of Student's t for a law's own error: as known as from about six checks
-_DRAWS = 20  # of a law's error for every fit
+_RUN_CV, _RUN_DF = 0.01, 2.0  # prior: relative deviation between runs of one W, and its degrees of freedom
+_CHECKED, _UNCHECKED = 0.01, 0.15  # prior: error of a law at twice the largest W, with and without checks
+_DF = 5.0  # degrees of freedom of a law's own error, as if estimated from about six checks
+_DRAWS = 20  # of a law's error, for each fit
 
 Law = Callable[[int], float]  # FPS by W
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """One W. Intervals hold 95 %; parts are mean seconds per iteration over ranks and add up to t_iter.
-
-    speedup is FPS(W) / FPS(base) of the same system, by the same law, base the smallest W measured. t_iter and parts
-    are NaN and empty where a law tells throughput alone.
-    """
+    """The prediction for one W, with 95 % intervals."""
 
     world_size: int
-    base: int
+    base: int  # the smallest W measured
     fps: float
     fps_low: float
     fps_high: float
-    speedup: float
+    speedup: float  # FPS(W) / FPS(base), both by the same law
     speedup_low: float
     speedup_high: float
-    t_iter: float
-    parts: dict[str, float]
+    t_iter: float  # seconds; NaN if the law predicts throughput only
+    parts: dict[
+        str, float
+    ]  # mean seconds over ranks, which sum to t_iter; {} if the law predicts throughput only
 
     @property
     def efficiency(self) -> float:
@@ -55,13 +53,11 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """How far a law is off, as differences of logarithms of FPS.
+    """The errors of a law, as differences of log FPS."""
 
-    misfit: {W: at the W fitted}. doubling: root mean square per doubling of W, where each next W was predicted from
-    those before; later ones, which knew more, count more.
-    """
-
-    misfit: dict[int, float]
+    misfit: dict[int, float]  # {W: error} at the fitted W
+    # Root mean square per doubling of W, of predictions of each W from the smaller ones. Predictions from more W weigh
+    # more.
     doubling: float
 
     @property
@@ -70,7 +66,7 @@ class Errors:
         return {w: math.expm1(off) for w, off in self.misfit.items()}
 
     def at(self, world_size: int) -> float:
-        """Return how far the law may be off at W: one standard deviation."""
+        """Return the standard deviation of the law's error at W."""
         fitted = sorted(self.misfit)
         usual = float(np.mean([m**2 for m in self.misfit.values()]))
         if world_size in self.misfit:
@@ -80,7 +76,7 @@ class Errors:
 
 
 def errors(measured: Mapping[int, float], fitted: Law, refit: Callable[[Sequence[int]], Law]) -> Errors:
-    """Compare FPS `measured` at each W with a law's, and those of the law refitted to the first two W or more."""
+    """Return the errors of the law `fitted` to all W, and of its refits to the first two W or more."""
     sizes = sorted(measured)
     misfit = {w: float(np.log(fitted(w) / measured[w])) for w in sizes}
     squares, weights = [(_CHECKED if len(sizes) > 2 else _UNCHECKED) ** 2], [1.0]
@@ -95,7 +91,10 @@ def errors(measured: Mapping[int, float], fitted: Law, refit: Callable[[Sequence
 def predicted(
     world_size: int, base: int, fits: tuple[np.ndarray, np.ndarray], off: Errors, parts: dict[str, float]
 ) -> Prediction:
-    """Return a prediction from FPS by a law at W and at W = base, each `[1 + fits]`, the law's own value first."""
+    """Return the prediction for W.
+
+    fits: FPS at W and at base, each `[1 + replicates]`, the law's own value first, then those of the replicates.
+    """
     here, there = fits
     error, base_error = off.at(world_size), off.at(base)
     speedup_error = 0.0 if world_size == base else math.hypot(error, base_error)
@@ -112,7 +111,7 @@ def predicted(
 
 
 def _interval(fits: np.ndarray, error: float) -> tuple[float, float]:
-    """Return the 95 % interval: the spread of fits and Student's t of the law's error; it holds the first."""
+    """Return the 95 % interval of the fits with the law's error (Student's t) added; it contains the first fit."""
     rng = np.random.default_rng(0)
     drawn = np.log(fits)[:, None] + error * rng.standard_t(_DF, (len(fits), _DRAWS))
     low, high = np.exp(np.quantile(drawn, (_TAIL, 1 - _TAIL)))
@@ -120,11 +119,11 @@ def _interval(fits: np.ndarray, error: float) -> tuple[float, float]:
 
 
 def moved(fps: Mapping[int, Sequence[float]], rng: np.random.Generator) -> dict[int, float]:
-    """Return {W: factor}: by how much the median of the runs at each W may be off, drawn once.
+    """Draw {W: factor}, the factor by which the median of the runs at each W may be off.
 
-    Runs of one W differ by s^2 = (d0 s0^2 + sum over W and runs of (log x - middle)^2) / d, d = d0 + sum over W of
-    (runs - 1), drawn from its scaled inverse chi-square. A deviation counts for at most 4 times the median one: a run
-    that stalled says nothing of the others.
+    The variance between runs of one W is s^2 = (d0 s0^2 + sum over W and runs of (log x - median)^2) / d with d = d0 +
+    sum over W of (runs - 1), drawn from its scaled inverse chi-square. A deviation counts as at most 4 times the median
+    deviation, because a run that stalled says nothing about the others.
     """
     off = [np.abs(np.log(np.asarray(x)) - np.median(np.log(x))) for x in fps.values() if len(x) > 1]
     pooled = np.concatenate([np.zeros(1), *off])
@@ -132,6 +131,6 @@ def moved(fps: Mapping[int, Sequence[float]], rng: np.random.Generator) -> dict[
     df = _RUN_DF + sum(len(x) - 1 for x in off)
     squares = _RUN_DF * _RUN_CV**2 + float((np.minimum(pooled, most) ** 2).sum())
     spread = float(np.sqrt(squares / rng.chisquare(df)))
-    # Of a median of n normal values, sqrt(pi / 2) times that of a mean.
+    # The standard error of a median of n normal values is sqrt(pi / 2) times that of a mean.
     error = {w: spread * (1.2533 if len(x) > 2 else 1.0) / len(x) ** 0.5 for w, x in fps.items()}
     return {w: float(np.exp(e * rng.standard_normal())) for w, e in error.items()}

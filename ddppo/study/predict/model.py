@@ -1,4 +1,4 @@
-"""What if: FPS, speedup and efficiency at W not measured, for other networks, models, environments and cores.
+"""What if? FPS, speedup and efficiency at a W without a run, also for other networks, models, environments and cores.
 
 model = fit(runs); model.predict([1, 2, ..., 1024], WhatIf(latency_s=20e-6, num_envs=256))
 """
@@ -55,30 +55,26 @@ class WhatIf:
 
 @dataclass(frozen=True, eq=False)
 class FittedModel:
-    """Parameters fitted to points, others fitted to points moved by their errors, and how far the fit is off.
-
-    fps: FPS(W) measured, the median over seeds, at the W that it was fitted to. cores_per_worker: of W not measured, if
-    it was given.
-    """
+    """The model of an iteration, fitted to runs."""
 
     parameters: CostParameters
-    replicates: tuple[CostParameters, ...]
-    points: tuple[Point, ...]
-    fps: dict[int, float]
+    replicates: tuple[CostParameters, ...]  # fitted to points moved by their errors
+    points: tuple[Point, ...]  # by W
+    fps: dict[int, float]  # measured FPS(W), median over seeds, at the fitted W
     errors: Errors
-    notes: tuple[str, ...]
-    cores_per_worker: float | None = None
+    notes: tuple[str, ...]  # costs that the runs cannot tell apart, and the like
+    cores_per_worker: float | None = None  # for a W without a run, if given
 
     @property
     def base(self) -> Point:
-        """The smallest world measured; its settings hold for all."""
+        """The smallest W; its settings hold for every W."""
         return self.points[0]
 
     @property
     def cores_of_each(self) -> float | None:
-        """Cores of a rank where W was not measured: as given, or those of the largest W where another W has as many.
+        """Cores of a rank at a W without a run: as given, or as at the largest W if another W had the same number.
 
-        None: ranks share the machine that there is.
+        None if all W share the cores of one machine.
         """
         if self.cores_per_worker is not None:
             return self.cores_per_worker
@@ -87,10 +83,10 @@ class FittedModel:
 
     @property
     def cores_rule(self) -> str:
-        """Return in a sentence which cores W ranks are given where W was not measured."""
+        """A sentence about the cores that ranks are assumed to have at a W without a run."""
         if (each := self.cores_of_each) is not None:
-            how = "as the largest W measured had" if self.cores_per_worker is None else "as asked"
-            return f"W not measured are given {each:g} core{'s' * (each != 1)} for each worker, {how}."
+            how = "as at the largest W measured" if self.cores_per_worker is None else "as asked"
+            return f"A W that was not measured gets {each:g} core{'s' * (each != 1)} for each worker, {how}."
         cores = dict.fromkeys(sorted({p.run.cores for p in self.points}))
         shared = " or ".join(map(str, cores))
         return f"All workers share {shared} cores, as measured; cores_per_worker=1 gives each its own."
@@ -102,7 +98,7 @@ class FittedModel:
         return measured[min(measured, key=lambda w: abs(np.log(w / world_size)))]
 
     def predict(self, world_sizes: Sequence[int], what_if: WhatIf | None = None) -> list[Prediction]:
-        """Return predictions for the world sizes. Raises ConfigError for one that the batch cannot be divided by."""
+        """Return predictions for the world sizes. Raises ConfigError for one that does not divide the batch."""
         what_if, base = what_if or WhatIf(), self.base.world_size
         laws = [_changed(law, what_if) for law in (self.parameters, *self.replicates)]
         loads = {w: self._load(w, what_if) for w in {base, *world_sizes}}
@@ -111,15 +107,15 @@ class FittedModel:
         return [predicted(w, base, (fps[w], fps[base]), self.errors, made[w][0].parts) for w in world_sizes]
 
     def without(self, world_size: int) -> "FittedModel":
-        """Return the model fitted to the other W alone."""
+        """Return the model fitted to the other W."""
         others = [p for p in self.points if p.world_size != world_size]
         return fit_points(others, [], self.cores_per_worker, len(self.replicates) // 2)
 
     def shape(self, world_size: int, what_if: WhatIf | None = None) -> BatchShape:
-        """Return the batch at W by the rule that the runs followed, or the one that is asked for."""
+        """Return the batch at W, by the runs' scaling rule or that of `what_if`."""
         what_if, run, local = what_if or WhatIf(), self.base.run, self.base.load.local_num_envs
         rule = what_if.rule or run.rule
-        # Strong scaling starts from the environments of all ranks, weak scaling from those of one.
+        # Strong scaling starts from the environments of all ranks, weak scaling from those of one rank.
         num_envs = what_if.num_envs or round(local * run.world_size if rule == "strong" else local)
         sizes = {name: getattr(what_if, name) or getattr(run, name) for name in _SIZES}
         sizes |= {"num_envs": num_envs, "world_size": world_size}
@@ -128,7 +124,7 @@ class FittedModel:
         return scaling.weak(**sizes, learning_rate_rule="none")
 
     def divides(self, world_size: int, what_if: WhatIf | None = None) -> bool:
-        """Return whether the batch can be divided among so many ranks."""
+        """Return whether the batch can be divided among W ranks."""
         try:
             self.shape(world_size, what_if)
         except ConfigError:
@@ -136,7 +132,7 @@ class FittedModel:
         return True
 
     def _load(self, world_size: int, what_if: WhatIf) -> Load:
-        """Return what W ranks have to do; exchanged as at the largest W, with as many ranks to a host."""
+        """Return the work of W ranks, which communicate as at the largest W, with as many ranks on a host."""
         shape, run = self.shape(world_size, what_if), self.points[-1].run
         hosts, each = run.origin.num_hosts, what_if.cores_per_worker
         return Load(
@@ -155,15 +151,15 @@ class FittedModel:
 def fit(
     runs: Sequence[Run], *, cores_per_worker: float | None = None, replicates: int = _REPLICATES
 ) -> FittedModel:
-    """Fit the model to runs of one task at one or more W; intervals come from `replicates` fits besides.
+    """Fit the model to runs of one task at one or more W; `replicates` more fits are for the intervals.
 
-    Raises ConfigError for runs that tell no times or belong to different tasks.
+    Raises ConfigError for runs without times, of several tasks, or of a topology other than ddp.
     """
     if not all(run.ranks_are_alike for run in runs):
         raise ConfigError(
-            "the model is of workers that all act and learn (distributed=ddp), not of other topologies"
+            "the model describes workers that all act and learn (distributed=ddp), not other topologies"
         )
-    usable = [r for r in runs if tells_times(r)]
+    usable = [r for r in runs if has_times(r)]
     if not usable:
         raise ConfigError(
             f"none of {len(runs)} runs has the times of its iterations and parts: a model needs folders that "
@@ -173,20 +169,22 @@ def fit(
     if len(tasks) > 1:
         raise ConfigError(f"one model is fitted to one task and scaling rule, not to {tasks}")
     without = len(runs) - len(usable)
-    note = f"{without} of {len(runs)} runs are left out: they tell no times of their parts"
+    note = f"{without} of {len(runs)} runs are left out: they have no times of their parts"
     return fit_points(points(usable), [note] if without else [], cores_per_worker, replicates)
 
 
 def fit_points(
     all_points: Sequence[Point], notes: list[str], cores_per_worker: float | None, replicates: int
 ) -> FittedModel:
-    """Fit the model to points, W ascending; what the fit cannot tell is added to notes."""
+    """Fit the model to points in order of W; costs that cannot be told apart are added to `notes`."""
     if slow := sorted({rank for p in all_points for rank in p.slow}):
         listed = ", ".join(map(str, slow))
         notes.append(f"always slower than the others: rank {listed}; slow_factor=1 shows the system without")
+    # The fit, and the same fit to points moved by their errors.
     fitted = fit_parameters(all_points, notes)
     rng = np.random.default_rng(0)
     fits = [fit_parameters(_moved(all_points, rng), []) for _ in range(replicates)]
+    # The errors of the fit, also when fitted to some of the W.
     measured = {p.world_size: float(np.median(p.fps)) for p in all_points}
     loads = {p.world_size: p.load for p in all_points}
     alike = {p.world_size: measured[p.world_size] for p in of_one_stepping(all_points, [])}
@@ -204,8 +202,8 @@ def fit_points(
     return FittedModel(fitted, tuple(fits), tuple(all_points), measured, off, tuple(notes), cores_per_worker)
 
 
-def tells_times(run: Run) -> bool:
-    """Return whether the run has every part of at least 2 iterations (a row of a table: their means), and the sizes."""
+def has_times(run: Run) -> bool:
+    """Return whether the run has all parts of at least 2 iterations (or their means, from a table), and its sizes."""
     least = 2 if run.config else 1
     sizes = (run.rollout_steps, run.num_epochs, run.num_minibatches, run.num_parameters, run.cores)
     return (
@@ -216,7 +214,7 @@ def tells_times(run: Run) -> bool:
 
 
 def _moved(all_points: Sequence[Point], rng: np.random.Generator) -> list[Point]:
-    """Return the points with their means moved by what they may be off: together by W, and each by itself."""
+    """Return the points with means moved by their errors: by one factor for each W, and each part by itself."""
     factors = moved({p.world_size: p.fps for p in all_points}, rng)
     others = []
     for p in all_points:
@@ -227,7 +225,7 @@ def _moved(all_points: Sequence[Point], rng: np.random.Generator) -> list[Point]
 
 
 def _changed(fitted: CostParameters, what_if: WhatIf) -> CostParameters:
-    """Return the parameters with the changes that concern what single things cost."""
+    """Return the parameters with the changes of `what_if` to single costs."""
     changes: dict[str, Any] = {} if what_if.latency_s is None else {"latency_s": what_if.latency_s}
     if what_if.bandwidth is not None:
         changes["byte_s"] = 1 / what_if.bandwidth
@@ -238,7 +236,7 @@ def _changed(fitted: CostParameters, what_if: WhatIf) -> CostParameters:
         if fitted.env_sleep_s > 0:
             changes["env_sleep_s"] = what_if.env_step_s
         else:
-            # What a step of one environment computes; all that an environment adds, where nobody knows better.
+            # Replace the computing of an environment's step: its known time, or else all that an environment adds.
             unit = fitted.step.unit_s
             own = min(unit if fitted.env_step_s is None else fitted.env_step_s, unit)
             changes["step"] = replace(fitted.step, unit_s=unit - own + what_if.env_step_s)

@@ -1,6 +1,7 @@
-"""The part of a report that looks ahead: predictions for W not measured, how good they are, and which W to use.
+"""How fast would other W be, and which W should be used? The part of a report with predictions.
 
-How good a law is, shows where it was measured: fitted without some W, how far is it off there?
+A law is judged where it can be checked: it is fitted without a W, and its prediction for that W is compared with the
+measurement.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,23 +19,20 @@ from ddppo.study.predict.recommend import Recommendation, recommend
 from ddppo.study.predict.usl import FittedUsl, Usl, fit_usl, fit_usl_with_errors
 from ddppo.study.read.record import Run, by_world_size
 
-TOLERANCE = 0.15
+TOLERANCE = 0.15  # relative error of a prediction that can be trusted
 
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """One W that the law was not fitted to. measured_fps: median over seeds, as FPS(W) everywhere.
+    """A check: the prediction for a W that the law was not fitted to."""
 
-    usl_fps: what the universal scalability law predicts, fitted to the same W; NaN where it cannot be.
-    """
-
-    fitted_on: tuple[int, ...]
+    fitted_on: tuple[int, ...]  # W
     world_size: int
-    fps: float
+    fps: float  # predicted, with its interval
     fps_low: float
     fps_high: float
-    measured_fps: float
-    usl_fps: float
+    measured_fps: float  # median over seeds
+    usl_fps: float  # by the universal scalability law fitted to the same W; NaN if it needs more W
 
     @property
     def error(self) -> float:
@@ -43,7 +41,7 @@ class HeldOut:
 
     @property
     def usl_error(self) -> float:
-        """The same of the universal scalability law."""
+        """The same for the universal scalability law."""
         return self.usl_fps / self.measured_fps - 1
 
     @property
@@ -68,7 +66,7 @@ def fps_of(runs: Sequence[Run]) -> dict[int, list[float]]:
 
 
 def held_out(law: FittedModel | FittedUsl, runs: Sequence[Run]) -> list[HeldOut]:
-    """Compare a law with `runs`, at each W that it was not fitted to."""
+    """Compare a law with `runs` at each W that it was not fitted to."""
     fps, fitted_on = fps_of(runs), tuple(sorted(law.fps))
     seen = {w: fps[w] for w in fitted_on if w in fps}
     besides = law.usl.besides if isinstance(law, FittedUsl) else 0
@@ -81,46 +79,40 @@ def held_out(law: FittedModel | FittedUsl, runs: Sequence[Run]) -> list[HeldOut]
 
 
 def each_held_out(law: FittedModel | FittedUsl, runs: Sequence[Run]) -> tuple[HeldOut, ...]:
-    """Fit to all W but one and compare there, at each W above the smallest; nothing unless there are three."""
+    """Hold out each W above the smallest in turn: fit to the others, and compare. () for fewer than three W."""
     sizes = sorted(law.fps)
     known, left = [run for run in runs if run.world_size in sizes], sizes[1:] if len(sizes) > 2 else []
     return tuple(check for w in left for check in held_out(law.without(w), known))
 
 
 def judged(misfit: Mapping[int, float]) -> str:
-    """Return how far a law is off at each W that it was fitted to, and whether that is within the tolerance."""
+    """Return a sentence on the misfit of a law at each fitted W, and whether it is within the tolerance."""
     marks = {w: "" if abs(m) <= TOLERANCE else " (NOT within)" for w, m in misfit.items()}
     off = ", ".join(f"W={w} {100 * m:+.1f} %{marks[w]}" for w, m in misfit.items())
     return f"Predicted against measured, where the law was fitted: {off}; within is {100 * TOLERANCE:.0f} %"
 
 
-# -- what is ahead ---------------------------------------------------------------------------------------------------
+# -- The outlook of a study.
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """Predictions of the system as measured and with `changes`; remarks say what is missing and why.
+    """Predictions of a study, and the recommended W."""
 
-    misfit: {W: predicted / measured - 1} where the law was fitted; checks: at each W that was held out, ascending.
-    trusted: whether a W that nobody measured may be recommended: some W was held out, and all of these are within the
-    tolerance. usl: the baseline, and all that a table of W and FPS allows. cores_rule: a sentence about which cores W
-    ranks are given.
-    """
-
-    as_measured: tuple[Prediction, ...]
-    changed: tuple[Prediction, ...]
-    changes: dict[str, Any]
-    misfit: dict[int, float]
-    checks: tuple[HeldOut, ...]
-    trusted: bool
-    usl: Usl | None
-    cores_rule: str
+    as_measured: tuple[Prediction, ...]  # of the system as it was measured
+    changed: tuple[Prediction, ...]  # of the system with `changes`
+    changes: dict[str, Any]  # of what_if
+    misfit: dict[int, float]  # {fitted W: predicted / measured - 1}
+    checks: tuple[HeldOut, ...]  # for each W held out
+    trusted: bool  # there are checks, and all are within the tolerance: a W without a run may be recommended
+    usl: Usl | None  # the baseline; a table of W and FPS has nothing else
+    cores_rule: str  # a sentence about the assumed cores of ranks
     recommendation: Recommendation | None
-    remarks: tuple[str, ...]
+    remarks: tuple[str, ...]  # missing parts, and the reasons
 
     @property
     def quality(self) -> tuple[str, ...]:
-        """How far predictions can be trusted, in sentences."""
+        """Sentences on how far predictions can be trusted."""
         said = [f"{judged(self.misfit)}."] if self.misfit else []
         said += [f"{check}." for check in self.checks]
         return (*said, *([] if self.usl is None else [f"{self.usl}."]))
@@ -135,15 +127,17 @@ def outlook(
     efficiency_floor: float,
     price_per_worker_hour: float | None,
 ) -> Outlook:
-    """Fit the model, or the simple law where times are not told, and recommend.
+    """Fit the model (or, for runs without times, the scalability law), predict, and recommend a W.
 
     Raises ConfigError for a what_if that has no meaning or no effect.
     """
+    # 1. Fit.
     changes, remarks = _what_if(what_if), list[str]()
     model, usl = _laws(study, cores_per_worker, remarks)
     if changes.changes and model is None:
         raise ConfigError(f"what_if={dict(what_if)} has no effect: {remarks[-1]}")
     law: FittedModel | FittedUsl | None = model or usl
+    # 2. Check, and predict the measured W and powers of 2.
     checks = () if law is None else each_held_out(law, study.runs)
     largest = predict_to or min(1024, max(64, 4 * study.world_sizes[-1]))
     asked = sorted({*study.world_sizes, *(2**i for i in range(largest.bit_length()) if 2**i <= largest)})
@@ -154,6 +148,7 @@ def outlook(
             changed = model.predict([w for w in asked if model.divides(w, changes)], changes)
     elif usl is not None:
         as_measured = usl.predict([w for w in asked if w >= study.baseline])
+    # 3. Judge.
     misfit = {} if law is None else law.errors.relative
     within = [abs(off) <= TOLERANCE for off in misfit.values()]
     trusted = bool(checks) and all(within) and all(check.within for check in checks)
@@ -174,7 +169,7 @@ def outlook(
 def _laws(
     study: Study, cores_per_worker: float | None, remarks: list[str]
 ) -> tuple[FittedModel | None, FittedUsl | None]:
-    """Return both laws, as far as there are runs for them; the remarks say what is missing."""
+    """Return the model and the scalability law, each if the runs allow it; `remarks` get the reasons if not."""
     try:
         usl = fit_usl_with_errors(fps_of(study.runs), _besides(study.runs))
     except ConfigError as e:
@@ -190,7 +185,7 @@ def _laws(
 
 
 def _besides(runs: Sequence[Run]) -> int:
-    """Return how many ranks step no environments, 0 where that is not known or not the same at every W."""
+    """Return the number of ranks that step no environments; 0 if it is unknown or differs between W."""
     numbers = {run.world_size - run.num_stepping for run in runs if run.num_stepping}
     return numbers.pop() if len(numbers) == 1 and all(run.num_stepping for run in runs) else 0
 
@@ -198,6 +193,7 @@ def _besides(runs: Sequence[Run]) -> int:
 def _recommendation(
     study: Study, predictions: Sequence[Prediction], trusted: bool, floor: float, price: float | None
 ) -> Recommendation | None:
+    """Recommend a W among the measured ones and predictions up to twice the largest; None for a single W."""
     if len(study.rows) < 2:
         return None
     times = {row.world_size: row.time_to_target.median for row in study.rows if row.time_to_target.count}

@@ -1,9 +1,9 @@
-"""What an iteration's parts cost, and the expected iteration of W ranks that follows.
+"""How long is an iteration of W ranks? The model: costs of the parts, and the expected iteration that follows.
 
 rollout:  every rank makes T vectorised steps; the slowest decides              t_rollout, t_sync
 barrier
 learn:    K * M minibatches, each a segment of computing and a gradient sum      t_learn, t_sync, t_comm
-report:   one gather; then rank 0 writes while the others run into the barrier   t_other, t_sync
+report:   one gather; then rank 0 writes while the others wait in the barrier    t_other, t_sync
 """
 
 import math
@@ -13,69 +13,72 @@ from functools import lru_cache
 from ddppo.study.predict.points import Load
 from ddppo.study.read.record import PARTS
 
-HEAVIEST = 0.4  # E[max of W] grows as W^0.4 at most: a heavier tail has no finite variance of the maximum
+HEAVIEST = 0.4  # E[max of W] grows at most as W^0.4: with a heavier tail the maximum has no finite variance
 
-_COMPUTING = 0.25  # of a step beyond its sleep, as 16 ranks of a core had it; the rest is waking late
-_TIME_SLICE_S = 3e-3  # Linux: base_slice_ns, 3 ms on 8 or more cores, fewer on fewer
+_COMPUTING = (
+    0.25  # part of a step's time beyond its sleep that needs a core, measured with 16 ranks on a core
+)
+_TIME_SLICE_S = 3e-3  # Linux's base_slice_ns: 3 ms on 8 or more cores, less on fewer
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Seconds of computing on n things by one of W ranks: fixed_s + (unit_s + contention_s (W - 1)) n.
+    """The time of one of W ranks to compute n things: fixed_s + (unit_s + contention_s (W - 1)) n.
 
-    contention: of memory and caches, by every other rank, also one that takes turns with it. Ranks that share a core
-    take turns of a scheduler's slice: a piece of work longer than that is interrupted and itself takes longer; a
-    shorter one runs through, and its rank waited before it, the others after it (t_sync). interrupted: however short.
+    Ranks that share a core take turns, each for a time slice of the scheduler. A piece of work longer than a slice is
+    interrupted and takes longer itself. A shorter piece runs through; then the rank waited before it, and the others
+    wait after it, which is t_sync.
     """
 
     fixed_s: float
     unit_s: float
-    contention_s: float = 0.0
-    interrupted: bool = False
+    contention_s: float = (
+        0.0  # for memory and caches, by each other rank, even one that takes turns on the core
+    )
+    interrupted: bool = False  # whether even a short piece is interrupted
 
     def seconds(self, size: float, world_size: int) -> float:
         return self.fixed_s + (self.unit_s + self.contention_s * (world_size - 1)) * size
 
     def stretched(self, piece_s: float, crowded: float) -> float:
-        """Return how many times longer a piece takes on a crowded core: 1 + (crowded - 1) max(0, 1 - slice / piece)."""
+        """Return the factor by which a crowded core stretches a piece: 1 + (crowded - 1) max(0, 1 - slice / piece)."""
         share = 1.0 if self.interrupted else max(0.0, 1.0 - _TIME_SLICE_S / piece_s) if piece_s > 0 else 0.0
         return 1 + share * (crowded - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class CostParameters:
-    """What an iteration's parts cost, in seconds. docs/prediction.md has the formulas.
+    """The costs of an iteration's parts, in seconds. docs/prediction.md has the formulas."""
 
-    step: a vectorised step, of E environments. env_sleep_s: which also sleep so long each, env_processes of them at
-    once. minibatch: of n local samples. call_s, latency_s, byte_s: a collective takes call_s + alpha-beta, and turn_s
-    more for every further rank on a core. late_light, late_heavy: how much later the last of W ranks ends its rollout,
-    as parts of it / E[max of W standard normals] and / (W^0.4 - 1). jitter_s: likewise at every gradient sum. queueing:
-    how much of the work that runs through is waited for, in turns on a core; waiting_turn_s: and so long at each
-    collective. slow: {rank: (seconds a vectorised step, parts of a rollout, parts of learning)} that it takes longer.
-    """
-
-    step: Work
-    minibatch: Work
-    other_s: float
-    writer_s: float = 0.0
-    env_sleep_s: float = 0.0
-    env_step_s: float | None = None
-    env_processes: float = 1.0
+    # Computing.
+    step: Work  # a vectorised step of E environments
+    minibatch: Work  # a minibatch of n local samples
+    other_s: float  # the rest of an iteration
+    writer_s: float = 0.0  # more of it on rank 0, which writes the records
+    # Environments that sleep in a step.
+    env_sleep_s: float = 0.0  # sleep of each
+    env_step_s: float | None = None  # its whole step, if known
+    env_processes: float = 1.0  # environments of a rank that sleep at the same time
+    # Communication: a collective takes call_s + alpha-beta + turn_s for each further rank on a core.
     call_s: float = 0.0
-    latency_s: float = 0.0
-    byte_s: float = 0.0
+    latency_s: float = 0.0  # alpha
+    byte_s: float = 0.0  # beta
     turn_s: float = 0.0
-    late_light: float = 0.0
-    late_heavy: float = 0.0
-    jitter_s: float = 0.0
-    queueing: float = 1.0
-    waiting_turn_s: float = 0.0
+    # Waiting by chance: the last of W ranks ends its rollout later by these parts of the rollout ...
+    late_light: float = 0.0  # ... times E[max of W standard normals] (light tails)
+    late_heavy: float = 0.0  # ... times W^0.4 - 1 (heavy tails)
+    jitter_s: float = 0.0  # at each gradient sum, times E[max of W standard normals]
+    # Waiting for turns on crowded cores.
+    queueing: float = 1.0  # fraction of the work that runs through which is waited for
+    waiting_turn_s: float = 0.0  # at each collective, for each further rank on a core
+    # {rank: extra time as (seconds per vectorised step, part of a rollout, part of the update)}
     slow: dict[int, tuple[float, float, float]] = field(default_factory=dict)
 
     def rollout_s(self, load: Load) -> float:
-        """Return a rollout's mean seconds, T steps; of environments that sleep T max(c + s, crowded c / 4).
+        """Return the mean seconds of a rollout of T steps.
 
-        A rank's own work c and sleep s, or all ranks wait for cores: asymptotic bounds of a closed queueing network,
+        With environments that sleep s in a step and compute c it is T max(c + s, crowded c / 4): either the rank's own
+        time or the waiting for cores decides. These are the asymptotic bounds of a closed queueing network; source:
         Lazowska et al. 1984, Quantitative System Performance, ch. 5.
         """
         work = self.step.seconds(load.local_num_envs, load.world_size)
@@ -86,12 +89,12 @@ class CostParameters:
         return whole * self.step.stretched(whole, load.crowded)
 
     def segment_s(self, load: Load) -> float:
-        """Return a minibatch's mean seconds."""
+        """Return the mean seconds of a minibatch."""
         alone = self.minibatch.seconds(load.minibatch_size, load.world_size)
         return alone * self.minibatch.stretched(alone, load.crowded)
 
     def run_through_s(self, load: Load) -> float:
-        """Return seconds of work that ranks sharing a core do not interrupt but wait for, in an iteration."""
+        """Return the seconds of an iteration in which ranks that share a core wait for uninterrupted work of others."""
         segment = self.minibatch.seconds(load.minibatch_size, load.world_size)
         waited = load.num_segments * (segment * load.crowded - self.segment_s(load))
         if not self.env_sleep_s:
@@ -102,8 +105,8 @@ class CostParameters:
     def expected(self, load: Load) -> "Iteration":
         """Return the expected iteration.
 
-        With m = rollout_s, C = K * M, s = segment_s, g(W) = E[max of W standard normals]; rank r comes d_r later than
-        others to the barrier for being slow or for writing (writer_s, rank 0), and l_r s later to each sum:
+        Let m = rollout_s, C = K * M, s = segment_s and g(W) = E[max of W standard normals]. Rank r enters the barrier
+        d_r later than the others, because it is slow or writes (writer_s, rank 0), and each sum l_r s later. Then
             t_rollout = m + sum(slow d) / W,   t_learn = C s (1 + sum(l) / W),   t_other = other_s + writer_s / W
             t_sync    = max(d) - sum(d) / W + C s (max(l) - sum(l) / W) + m (late_light g(W) + late_heavy (W^0.4 - 1))
                         + C jitter_s g(W) + queueing run_through_s + calls (crowded - 1) waiting_turn_s
@@ -111,6 +114,7 @@ class CostParameters:
         """
         w, more, rollout = load.world_size, load.crowded - 1, self.rollout_s(load)
         learning = load.num_segments * self.segment_s(load)
+        # d_r and l_r of the slow ranks.
         slow = {rank: cost for rank, cost in self.slow.items() if rank < w}
         late = {r: load.rollout_steps * s + k * rollout for r, (s, k, _) in slow.items()}
         slower = [k for _, _, k in slow.values()]
@@ -137,10 +141,10 @@ class CostParameters:
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """Expected seconds by part (means over ranks; they add up to t_iter) and environment steps of all ranks."""
+    """An expected iteration."""
 
-    parts: dict[str, float]
-    steps: float
+    parts: dict[str, float]  # seconds, means over ranks; they sum to t_iter
+    steps: float  # environment steps of all ranks
 
     @property
     def t_iter(self) -> float:
@@ -155,15 +159,15 @@ class Iteration:
 def normal_expected_max(world_size: int) -> float:
     """Return E[max of W standard normals] = integral of z W phi(z) Phi(z)^(W-1) dz: 0, 0.564, 0.846, 1.029, ...
 
-    It is how late the last of W ranks is by chance, where each is late as a normal value. Source: David and Nagaraja
-    2003, Order Statistics, doi:10.1002/0471722162.
+    The last of W ranks is late by this much if the lateness of each is a standard normal value. Source: David and
+    Nagaraja 2003, Order Statistics, doi:10.1002/0471722162.
     """
 
-    from scipy.integrate import quad  # takes half a second
+    from scipy.integrate import quad  # its import takes half a second
     from scipy.special import log_ndtr
 
-    def density(z: float) -> float:  # of the largest
+    def density(z: float) -> float:  # of the maximum
         return world_size / math.sqrt(2 * math.pi) * math.exp((world_size - 1) * log_ndtr(z) - z * z / 2)
 
-    middle = math.sqrt(2 * math.log(world_size))  # where most of it is
+    middle = math.sqrt(2 * math.log(world_size))  # near the mode, so that the integration finds it
     return float(quad(lambda z: z * density(z), -8.0, 8.0, points=(middle,), limit=200)[0])

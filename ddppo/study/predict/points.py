@@ -1,4 +1,4 @@
-"""From runs to what the fit takes from them: at each W the means of the median run, their errors, and what it did."""
+"""Which numbers of the runs does the fit use? For each W a `Point`: mean times, their errors, and the work done."""
 
 import math
 from collections.abc import Sequence
@@ -12,29 +12,26 @@ from ddppo.study.predict import collective_cost
 from ddppo.study.predict.collective_cost import Messages
 from ddppo.study.read.record import PARTS, SLEEPING_TASK, Run, by_world_size
 
-_LEAST_ERROR = 0.01  # of t_iter: a part need not be known better than that
+_LEAST_ERROR = 0.01  # of t_iter; the fit does not take a part to be known better
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What an iteration of W ranks has to do that are otherwise as those of `run`.
+    """The work of an iteration of W ranks."""
 
-    num_epochs: passes over the batch, fewer on average where target_kl ends them. cores: that all W ranks share.
-    """
-
-    run: Run
+    run: Run  # its settings hold for everything else
     world_size: int
     rollout_steps: int
-    local_num_envs: float
-    num_epochs: float
+    local_num_envs: float  # mean over ranks
+    num_epochs: float  # mean passes over the batch; target_kl may end them early
     num_minibatches: int
     num_parameters: float
     num_hosts: int
-    cores: float
+    cores: float  # that all ranks share
 
     @property
     def crowded(self) -> float:
-        """How many ranks share a core, at least 1."""
+        """Ranks per core, at least 1."""
         return max(1.0, self.world_size / self.cores)
 
     @property
@@ -52,14 +49,14 @@ class Load:
 
     @property
     def num_calls(self) -> float:
-        """Collectives of an iteration: besides sums two gathers, to agree and to report, and one of KL every epoch."""
+        """Collectives of an iteration: gradient sums, two gathers (statistics, report), and the KL of each epoch."""
         ppo = self.run.config.get("ppo") or {}
         per_epoch = ppo.get("target_kl") is not None or ppo.get("lr_schedule") == "adaptive"
         return self.num_segments + 2 + (self.run.num_epochs if per_epoch else 0)
 
     @property
     def messages(self) -> Messages:
-        """The messages of all of them; what is gathered is a few hundred bytes, which are left out."""
+        """The messages of all collectives; the few hundred bytes of gathers are neglected."""
         num_bytes = self.num_parameters * self.run.number_bytes
         by, hosts = _collective(self.run), self.num_hosts
         sums = collective_cost.own_sum(self.world_size, num_bytes, by, hosts).times(self.num_segments)
@@ -69,22 +66,18 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The runs of one W, as the fit takes them; durations are means in seconds, over iterations and ranks.
+    """The runs of one W, as the fit uses them. Durations are seconds, means over iterations and ranks."""
 
-    means: of the median run by FPS, or of the two in the middle, slow ranks' extra taken off; t_other is all that the
-    other parts leave of steps / FPS. sampling: their standard errors; errors: and at least 1 % of t_iter, by which they
-    are weighted. fps: of all runs. slow: {rank: times the others' rollout, and learning}. writer_s: what rank 0 needs
-    more of t_other.
-    """
-
-    run: Run
+    run: Run  # the run with the median FPS
     load: Load
-    fps: tuple[float, ...]
+    fps: tuple[float, ...]  # of all runs
+    # By part, of the median run or the mean of the two in the middle, without the extra time of slow ranks. t_other is
+    # the rest of steps / FPS.
     means: dict[str, float]
-    sampling: dict[str, float]
-    errors: dict[str, float]
-    slow: dict[int, tuple[float, float]]
-    writer_s: float
+    sampling: dict[str, float]  # standard errors of means
+    errors: dict[str, float]  # the same, but at least 1 % of t_iter: the weights of the fit
+    slow: dict[int, tuple[float, float]]  # {rank: (its rollout / the others', its update / the others')}
+    writer_s: float  # t_other of rank 0 beyond that of the others
 
     @property
     def world_size(self) -> int:
@@ -92,23 +85,26 @@ class Point:
 
     @property
     def step_s(self) -> float | None:
-        """Seconds of an environment's step, of the task that tells them."""
+        """Seconds of an environment's step, for the task with that setting; None for other tasks."""
         return float(self._kwargs.get("step_time_s", 0.0)) if self.run.env_id == SLEEPING_TASK else None
 
     @property
     def sleep_s(self) -> float:
-        """How much of them it sleeps."""
+        """Seconds of step_s during which the environment sleeps."""
         return 0.0 if self._kwargs.get("busy", False) else self.step_s or 0.0
 
     @property
     def stepping(self) -> str:
-        """Who stepped the environments, e.g. "sync"."""
+        """The backend that stepped the environments, e.g. "sync"."""
         return self.run.origin.env_backend or str(self.env.get("backend", "sync"))
 
     @property
     def env_processes(self) -> float:
-        """How many environments of a rank sleep at once: as many as a pool has processes, by default one each."""
-        if self.stepping not in ("pool", "async"):  # async, one process each, was before there were pools
+        """Environments of a rank that sleep at the same time: the processes of a pool, by default one for each."""
+        if self.stepping not in (
+            "pool",
+            "async",
+        ):  # async is an older backend: one process for each environment
             return 1.0
         observers = (self.run.config.get("dist") or {}).get("observers")
         return float(self.env.get("num_workers") or observers or math.inf)
@@ -128,13 +124,14 @@ def points(runs: Sequence[Run]) -> list[Point]:
 
 
 def done_epochs(run: Run) -> float:
-    """Return the passes over the batch that were made, on average; target_kl may end them early."""
+    """Return the mean number of epochs done; target_kl may end them early."""
     done = run.stability.get("epochs", np.array([math.nan]))
     return float(np.nanmean(done)) if not np.isnan(done).all() else float(run.num_epochs)
 
 
 def _point(runs: Sequence[Run]) -> Point:
-    """Return the point of runs, by FPS ascending."""
+    """Return the point of the runs of one W, which are sorted by FPS."""
+    # The median run, or the two in the middle.
     middle = runs[(len(runs) - 1) // 2 : len(runs) // 2 + 1]
     run, slow = middle[0], _slow(middle[0])
     each = [_means(r) for r in middle]
@@ -142,6 +139,7 @@ def _point(runs: Sequence[Run]) -> Point:
     sampling = {
         p: float(np.mean([standard_error(r.times[p].mean(axis=1))[0] for r in middle])) for p in PARTS
     }
+    # Rank 0 writes the records: its t_other is longer.
     least = _LEAST_ERROR * sum(means.values())
     first, *others = run.times["t_other"].mean(axis=0).tolist()
     return Point(
@@ -167,7 +165,7 @@ def _point(runs: Sequence[Run]) -> Point:
 
 
 def _means(run: Run) -> dict[str, float]:
-    """Return the means of the parts, slow ranks' extra taken off."""
+    """Return the mean seconds of the parts of a run, without the extra time of slow ranks."""
     means, slow = {p: float(run.times[p].mean()) for p in PARTS}, _slow(run)
     known = sum(means[p] for p in PARTS if p != "t_other")
     means["t_other"] = max(0.0, float(run.steps.mean()) / run.fps - known)
@@ -177,12 +175,13 @@ def _means(run: Run) -> dict[str, float]:
 
 
 def _slow(run: Run) -> dict[int, tuple[float, float]]:
+    """Return {rank: (its rollout / the others', its update / the others')} for the slow ranks of a run."""
     found = slowness(run, expected={}, turns=max(1.0, run.world_size / run.cores)).ranks
     acting, learning = (found.get(phase, {}) for phase in PHASES)
     return {rank: (acting.get(rank, 1.0), learning.get(rank, 1.0)) for rank in sorted({*acting, *learning})}
 
 
 def _collective(run: Run) -> str:
-    """Return by what its ranks exchanged; a run of one, or from before summary.json said so, stands for its device."""
-    said, on_gpu = run.origin.collective, run.origin.device != "cpu"
-    return {"": "nccl" if on_gpu else "gloo", "none": "nccl" if on_gpu else "shm"}.get(said, said)
+    """Return the collective of a run; the usual one of its device if it has W=1 or an old summary.json."""
+    name, on_gpu = run.origin.collective, run.origin.device != "cpu"
+    return {"": "nccl" if on_gpu else "gloo", "none": "nccl" if on_gpu else "shm"}.get(name, name)

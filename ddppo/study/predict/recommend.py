@@ -1,4 +1,4 @@
-"""Which W: the fastest at an efficiency that is still worth it, the shortest time to target, and the least cost."""
+"""Which W should be used? The fastest one with enough efficiency; beside it the fastest and the cheapest of all."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,19 +14,15 @@ from ddppo.study.read.record import Run, by_world_size
 
 @dataclass(frozen=True, slots=True)
 class RecommendedW:
-    """One W. seconds until the target, or for the same environment steps where no target is known.
-
-    fps_low to fps_high: over the seeds of a measured W, the interval of a predicted one. efficiency is of throughput,
-    against the smallest W measured. cost: of W workers for those seconds, None without a price.
-    """
+    """One W that may be used."""
 
     world_size: int
     fps: float
-    fps_low: float
+    fps_low: float  # over the seeds of a measured W, or the interval of a predicted one
     fps_high: float
-    efficiency: float
-    seconds: float
-    cost: float | None
+    efficiency: float  # by throughput, relative to the smallest W measured
+    seconds: float  # to the target or, without a target, for equally many environment steps
+    cost: float | None  # of W workers for these seconds; None without a price
     measured: bool
 
     @property
@@ -36,17 +32,14 @@ class RecommendedW:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """The W to use, why in sentences, and all that were compared; None where no W qualifies.
+    """The recommended W. A W is None if none qualifies."""
 
-    chosen: the fastest that keeps the efficiency floor, or of all if none does. basis says what seconds are seconds of.
-    """
-
-    chosen: RecommendedW | None
+    chosen: RecommendedW | None  # the fastest with the efficiency floor, or of all if none keeps it
     fastest: RecommendedW | None
     cheapest: RecommendedW | None
-    reasons: tuple[str, ...]
-    table: tuple[RecommendedW, ...]
-    basis: str
+    reasons: tuple[str, ...]  # sentences
+    table: tuple[RecommendedW, ...]  # all W that were compared
+    basis: str  # the meaning of `seconds`
 
     def text(self) -> str:
         return " ".join(self.reasons)
@@ -61,15 +54,18 @@ def recommend(
     efficiency_floor: float = 0.7,
     price_per_worker_hour: float | None = None,
 ) -> Recommendation:
-    """Choose among the measured W and, where predictions are `trusted`, the predicted ones beyond the smallest.
+    """Choose among the measured W and, if predictions are `trusted`, the predicted ones above the smallest W.
 
-    times: {W: seconds until the target, inf: not by most seeds}. Where they are measured they decide. A predicted W
-    takes as many environment steps as its measured neighbour: sample efficiency unchanged, which strong scaling gives
-    by construction and weak scaling does not; so under weak scaling only measured W are compared once a target is set.
-    A predicted W is chosen only where its whole interval is above the measured W that it would replace.
+    Args:
+        times: {W: seconds to the target, inf if most seeds never reached it}. A measured time decides over throughput.
+
+    A predicted W is assumed to need as many environment steps as the nearest measured one. Under strong scaling that
+    holds by construction; under weak scaling it does not, so only measured W are compared if there is a target. A
+    predicted W is chosen only if its whole interval is above the measured W that it would replace.
     """
     times = {w: t for w, t in times.items() if not isnan(t)}
     table = _table(runs, times, predictions, price_per_worker_hour)
+    # Candidates, and those that keep the efficiency floor (a predicted one with the low end of its interval).
     reaching = [c for c in table if isfinite(c.seconds) and (c.measured or trusted)]
     relative = {c.world_size: (c.fps if c.measured else c.fps_low) / c.fps * c.efficiency for c in reaching}
     efficient = [c for c in reaching if relative[c.world_size] >= efficiency_floor]
@@ -90,7 +86,8 @@ def recommend(
 def _table(
     runs: Sequence[Run], times: Mapping[int, float], predictions: Sequence[Prediction], price: float | None
 ) -> list[RecommendedW]:
-    """Return every W that is compared, ascending."""
+    """Return all W that are compared, in order."""
+    # FPS of measured W and, above the smallest, of predicted ones.
     measured = {w: [run.fps for run in same] for w, same in by_world_size(runs).items()}
     fps = {w: (median(x), min(x), max(x)) for w, x in measured.items()}
     base = min(measured)
@@ -103,7 +100,7 @@ def _table(
         seconds = times[w] if w in times else steps / middle
         if times and w not in times:
             nearest = min(times, key=lambda m: (abs(np.log(m / w)), m))
-            seconds = times[nearest] * fps[nearest][0] / middle  # as many steps, at this one's speed
+            seconds = times[nearest] * fps[nearest][0] / middle  # as many steps, at the speed of this W
         cost = None if price is None else price / 3600 * w * seconds
         efficiency = middle / w * base / fps[base][0]
         choices.append(RecommendedW(w, middle, low, high, efficiency, seconds, cost, w in measured))
@@ -111,12 +108,12 @@ def _table(
 
 
 def _steps(runs: Sequence[Run]) -> int:
-    """Return the environment steps of the longest run, a million if a table tells none."""
+    """Return the environment steps of the longest run; a million if a table has none."""
     return max(run.env_steps for run in runs) or 1_000_000
 
 
 def _best(candidates: Sequence[RecommendedW], of: Callable[[RecommendedW], float]) -> RecommendedW | None:
-    """Return the least by `of`: the best measured W, unless a predicted one is better with its whole interval."""
+    """Return the W with the smallest `of`: a measured one, unless a predicted one is better with its whole interval."""
     ranked = sorted(candidates, key=lambda c: (of(c), c.world_size))
     measured = next((c for c in ranked if c.measured), None)
     if measured is None:
@@ -126,6 +123,7 @@ def _best(candidates: Sequence[RecommendedW], of: Callable[[RecommendedW], float
 
 
 def _reasons(made: Recommendation, is_what: str, *, trusted: bool, by_throughput: bool) -> list[str]:
+    """Return the sentences of a recommendation: the chosen W, its alternatives, and assumptions."""
     c = made.chosen
     if c is None:
         return ["No W is known to reach the target: train longer, or lower target_return."]
@@ -143,10 +141,12 @@ def _reasons(made: Recommendation, is_what: str, *, trusted: bool, by_throughput
         said.append(f"{predicted}, but {why}: measure it before using it.")
     if by_throughput:
         said.append(
-            "No time to target is known: throughput alone decides, as if each W learned as well per step."
+            "No time to target is known: throughput alone decides, as if every W learned equally well per step."
         )
     elif any(not o.measured for o in made.table):
-        said.append("A predicted W is taken to need as many steps to the target as the nearest measured one.")
+        said.append(
+            "A predicted W is assumed to need as many steps to the target as the nearest measured one."
+        )
     return said
 
 
