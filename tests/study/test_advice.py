@@ -200,7 +200,7 @@ def test_more_workers_than_cores_are_not_chosen_where_they_win_by_the_turns_that
     for each in found:
         each.rounds = {number: replace(one, others=0.5) for number, one in each.rounds.items()}
     assert choose(found, 0.05, 2).world_size == 2
-    assert "Others used up to 50 % of the cores" in company(found)
+    assert "Other programs used up to 50 % of the cores" in company(found)
 
 
 def test_what_others_use_of_the_cores_is_told_from_what_a_process_uses():
@@ -240,7 +240,7 @@ def test_the_sentences_say_how_sure_the_choice_is():
     one, two, four = entrants({1: [100] * 5, 2: [150] * 5, 4: [151, 149, 152, 148, 150]})
     assert sureness([one, two, four], two, 0.05) == [
         "W=1 against W=2: slower (0.67 times as fast, 0.67 to 0.67; 90 % interval of 5 rounds).",
-        "W=4 against W=2: as fast, but for 5 % or noise, so fewer workers (1.00 times as fast, 0.99 to 1.01; 90 % "
+        "W=4 against W=2: as fast, up to 5 % or noise, so fewer workers (1.00 times as fast, 0.99 to 1.01; 90 % "
         "interval of 5 rounds).",
     ]
     assert "all of 2 rounds, 5 have an interval" in sureness(entrants({1: [1, 1], 2: [2, 2]}), one, 0.05)[0]

@@ -148,9 +148,9 @@ def test_what_one_world_size_cannot_tell_is_said_and_widens_the_interval():
     few = fit(make_runs((2,)), replicates=40)
     many = fit(make_runs((1, 2, 4)), replicates=40)
     said = " ".join(few.notes)
-    assert "what each environment adds cannot be told apart" in said
+    assert "the cost of an environment cannot be told apart" in said
     assert "the fixed cost of a minibatch" in said
-    assert "what every further rank adds" in said
+    assert "the cost of each further rank" in said
     assert few.errors.doubling > 2 * many.errors.doubling  # a law that was never checked
     width = [(p.fps_high - p.fps_low) / p.fps for m in (few, many) for p in m.predict([8])]
     assert width[0] > 2 * width[1]

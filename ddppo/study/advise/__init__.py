@@ -1,1 +1,1 @@
-"""Advice that is tried: short probes of a user's own configuration, and the settings that reach the target soonest."""
+"""`python -m ddppo.advise`: short probes of a user's own settings. Read command, candidates, probe, race, text."""

@@ -1,4 +1,8 @@
-"""What is tried: a setting with one value is the user's, one with several is tried at each. Imports no torch."""
+"""Which settings does advice try? A setting with several values is tried at each of them, and so are several W.
+
+`question` reads the command line, `candidates` lists the first ones to try, `variants` further ones near the best.
+Imports no torch.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,28 +18,24 @@ from ddppo.errors import ConfigError
 from ddppo.launch.arguments import composed, prepared_arguments
 
 W = "dist.world_size"
-_NEUTRAL = (
-    "dist.",
-    "env.backend",
-    "env.num_workers",
-    "compile",
-    "device",
-)  # none of them changes what is learnt
+# Settings that do not change learning (the end is a prefix of names).
+_NEUTRAL = ("dist.", "env.backend", "env.num_workers", "compile", "device")
+# Settings that advice decides, and the reason.
 _OURS = {
     **dict.fromkeys(("hydra.run.dir", "hydra.sweep.dir", "sweep"), "probes have temporary folders"),
     "resume": "probes begin anew, so give the run's settings",
     "objective": "steps/s decide",
 }
 _MOST_WORLD_SIZES = 7
-_PAYS_FROM = 0.1  # of an iteration: what less is spent on is not worth a probe
+_PAYS_FROM = 0.1  # of an iteration; a smaller part is not worth a probe
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """The settings of a command line: `fixed` as given, and `axes` with the several values of each."""
+    """The settings of a command line."""
 
-    fixed: tuple[str, ...]
-    axes: Mapping[str, tuple[str, ...]]
+    fixed: tuple[str, ...]  # overrides with one value
+    axes: Mapping[str, tuple[str, ...]]  # setting -> its values, if there are several
 
     @property
     def through_slurm(self) -> bool:
@@ -43,19 +43,20 @@ class Question:
 
     @property
     def of_run(self) -> tuple[str, ...]:
-        """The fixed settings but for those of the launcher."""
+        """The fixed settings without those of the launcher."""
         return tuple(o for o in self.fixed if not o.startswith(("hydra/", "hydra.")))
 
     def names(self, key: str) -> bool:
+        """Return whether the command line gives this setting."""
         return key in self.axes or any(o.partition("=")[0].lstrip("+") == key for o in self.fixed)
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One way to run: `overrides` come behind the fixed settings and make `config` of them."""
+    """One way to run."""
 
-    overrides: tuple[str, ...]
-    config: Config
+    overrides: tuple[str, ...]  # after the fixed settings
+    config: Config  # the fixed settings and the overrides, composed
 
     @property
     def world_size(self) -> int:
@@ -63,7 +64,7 @@ class Candidate:
 
     @property
     def others(self) -> tuple[str, ...]:
-        """The overrides but for W."""
+        """The overrides without W."""
         return tuple(o for o in self.overrides if not o.startswith(f"{W}="))
 
     @property
@@ -72,12 +73,12 @@ class Candidate:
 
 
 def question(overrides: Sequence[str]) -> Question:
-    """Return which settings are fixed and which have several values, a,b as with -m. Raises ConfigError."""
+    """Return the settings of a command line; several values are written a,b as with -m. Raises ConfigError."""
     fixed: list[str] = []
     axes: dict[str, tuple[str, ...]] = {}
-    of_task = [o for o in overrides if o.startswith(("env=", "experiment="))]
+    task = [o for o in overrides if o.startswith(("env=", "experiment="))]
     for override in overrides:
-        key, values = override.partition("=")[0].lstrip("+~"), _values(override, of_task)
+        key, values = override.partition("=")[0].lstrip("+~"), _values(override, task)
         if key in _OURS:
             raise ConfigError(f"{override} is not for advice to try: {_OURS[key]}")
         if key in ("env", "env.id", "experiment", "seed") and len(values) > 1:
@@ -87,30 +88,28 @@ def question(overrides: Sequence[str]) -> Question:
         else:
             fixed.append(override)
     found = Question(tuple(fixed), axes)
-    of_launcher = [o for o in overrides if o.startswith(("hydra/", "hydra."))]
-    if of_launcher and not found.through_slurm:
-        raise ConfigError(
-            f"{of_launcher[0]} has no effect on probes: leave it out, or use hydra/launcher=slurm"
-        )
+    launcher = [o for o in overrides if o.startswith(("hydra/", "hydra."))]
+    if launcher and not found.through_slurm:
+        raise ConfigError(f"{launcher[0]} has no effect on probes: leave it out, or use hydra/launcher=slurm")
     return found
 
 
-def _values(override: str, of_task: Sequence[str]) -> tuple[str, ...]:
-    """Return the values that Hydra would make runs of, as it would write them; one where it would not.
+def _values(override: str, task: Sequence[str]) -> tuple[str, ...]:
+    """Return the values for which Hydra would start a run each, in its spelling; the whole override if it is one.
 
-    of_task: the overrides that choose the task; its keywords may be meant.
+    task: the overrides that choose the task, because an override may be a keyword of the task.
     """
     try:
-        parsed = OverridesParser.create().parse_override(prepared_arguments(["-m", *of_task, override])[-1])
-    except (HydraException, ConfigError):  # said where all of the command line is composed
+        parsed = OverridesParser.create().parse_override(prepared_arguments(["-m", *task, override])[-1])
+    except (HydraException, ConfigError):  # composing the whole command line will raise it again
         return (override,)
     return tuple(parsed.sweep_string_iterator()) if parsed.is_sweep_override() else (override,)
 
 
 def candidates(asked: Question, cores: int) -> list[Candidate]:
-    """Return what is tried first, in the order in which it is while there is time.
+    """Return the first candidates, in the order in which they are started while there is time.
 
-    Each is a combination of the values of `axes` at a W: those given, or by `world_sizes`. Raises ConfigError.
+    Each is a combination of the values of `axes` at a W; without a given W, those of `world_sizes`. Raises ConfigError.
     """
     given = asked.axes.get(W, ())
     if not all(w.isdigit() and int(w) > 0 for w in given):
@@ -121,6 +120,7 @@ def candidates(asked: Question, cores: int) -> list[Candidate]:
         if not given and asked.names(W):
             found.append(Candidate(overrides, config))
             continue
+        # W = 1 first, for it is the baseline; then from the number of cores outwards.
         sizes = {int(w) for w in given} or world_sizes(config, cores)
         for w in sorted(sizes, key=lambda w: (w > 1, _apart(w, cores), w)):
             at_w = replace(config, dist=replace(config.dist, world_size=w))
@@ -131,9 +131,9 @@ def candidates(asked: Question, cores: int) -> list[Candidate]:
 
 
 def _choices(asked: Question) -> list[list[str]]:
-    """Return the overrides to choose from, of each axis but W; env.backend is one where that is open.
+    """Return the overrides of each axis except W. env.backend is an axis too if the user left it open.
 
-    What env.backend=auto takes follows from a moment of the machine, and is not always the same.
+    env.backend=auto decides by a short measurement, which does not always have the same result.
     """
     from ddppo.envs.backends.classic_cpp import batched_ids
 
@@ -147,33 +147,35 @@ def _choices(asked: Question) -> list[list[str]]:
 
 
 def world_sizes(config: Config, cores: int) -> list[int]:
-    """Return W from 1 to the cores and one beyond that keep the batch, some of them where they are many.
+    """Return possible W from 1 to the number of cores, and the next larger one; a selection if they are many.
 
-    Under scaling=strong they are divisors of num_envs; under weak, where any W would do, powers of 2.
+    Under scaling=strong these are divisors of num_envs. Under weak scaling every W is possible: powers of 2.
     """
     num_envs = config.env.num_envs
     divisors = (w for w in range(1, num_envs + 1) if num_envs % w == 0)
     powers = (2**k for k in range(cores.bit_length() + 1))
     possible = list(powers if config.scaling.rule == "weak" else divisors)
     within, beyond = [w for w in possible if w <= cores], [w for w in possible if w > cores][:1]
-    if len(within) > _MOST_WORLD_SIZES:  # as even as they come, on a scale of ratios
+    if len(within) > _MOST_WORLD_SIZES:  # the ones nearest to evenly spaced W on a logarithmic scale
         even = [cores ** (k / (_MOST_WORLD_SIZES - 1)) for k in range(_MOST_WORLD_SIZES)]
         within = sorted({min(within, key=partial(_apart, each)) for each in even})
     return within + beyond
 
 
 def _apart(one: float, other: float) -> float:
-    """Return by which factor two numbers differ."""
+    """Return the factor between two numbers, at least 1."""
     return max(one / other, other / one)
 
 
 def variants(best: Candidate, parts: Mapping[str, float], asked: Question, cores: int) -> list[Candidate]:
-    """Return what could be faster at the best W: other ways to do what takes a tenth of its iterations or more.
+    """Return variants of the best candidate that may be faster: other settings for a part of a tenth or more.
 
-    parts: fractions of an iteration. A setting that was given is not varied.
+    parts: fractions of an iteration. A setting that the user gave is not varied.
     """
     own_cores, model = cores // best.world_size, best.config.model.name
-    tries = [  # a pool pays even on one core where environments wait; our own step, of mlp, knows one thread
+    # Part, setting, value, and whether it can help. A pool helps even on one core if environments wait. The step of mlp
+    # uses one thread.
+    tries = [
         ("t_rollout", "env.backend", "pool", own_cores < 2 and "env.backend=sync" in best.overrides),
         ("t_comm", "dist.collective", "gloo", best.world_size > 1),
         ("t_learn", "dist.threads_per_rank", own_cores, own_cores > 1 and model != "mlp"),
@@ -186,7 +188,7 @@ def variants(best: Candidate, parts: Mapping[str, float], asked: Question, cores
 
 
 def changes_learning(asked: Question, chosen: Candidate) -> list[str]:
-    """Return the settings by which candidates learn otherwise from as many steps, so that steps/s do not decide all."""
+    """Return the settings that change learning per step, so that steps/s alone do not decide."""
     found = [f"{key}={','.join(v)}" for key, v in asked.axes.items() if not key.startswith(_NEUTRAL)]
     if "gym_vector" in asked.axes.get("env.backend", ()):
         found.append("env.backend=gym_vector")

@@ -1,4 +1,4 @@
-"""What advice is asked, and what it does then: probe, choose, say. Imports no torch."""
+"""`python -m ddppo.advise`: which settings are fastest on this machine? Probe, choose, print. Imports no torch."""
 
 import sys
 import time
@@ -31,7 +31,7 @@ from ddppo.study.measure.speedup import steps_to_target
 from ddppo.study.read.run_folders import read_runs
 from ddppo.study.read.selection import with_target
 
-_OF_FIRST = 0.7  # of the time, the rest for variants of the best
+_FIRST_STAGE = 0.7  # of the time; the rest is for variants of the best candidate
 
 
 @dataclass(slots=True)
@@ -55,11 +55,13 @@ class AdviseConfig:
 
 
 def advise(options: AdviseConfig, overrides: Sequence[str], began: float) -> None:
-    """Try, choose and print; what is known so far where Ctrl-C comes. Raises ConfigError, TrainingError."""
+    """Probe, choose and print; after Ctrl-C, print the results so far. Raises ConfigError, TrainingError."""
+    # 1. The candidates.
     asked, cores = question(overrides), available_cores()
     todo = candidates(asked, cores)
     bill, predict = _bill(options, todo[0].config), whole_numbers("predict", options.predict)
     own_cores = inf if asked.through_slurm else cores
+    # 2. Probe them, here or on SLURM.
     stages: list[list[Entrant]] = []
     try:
         if asked.through_slurm:
@@ -69,6 +71,7 @@ def advise(options: AdviseConfig, overrides: Sequence[str], began: float) -> Non
     except ForkServerLost as e:
         raise TrainingError(f"the process that probes fork from {e}") from None
     finally:
+        # 3. Print the table and the choice of each stage, then the command of the last choice.
         chosen, waited_for = None, ""
         for number, entrants in enumerate(stages):
             if found := choose(entrants, options.tolerance, own_cores):
@@ -100,12 +103,12 @@ def _race(
     asked: Question, todo: Sequence[Candidate], cores: int, until: float, tolerance: float,
     stages: list[list[Entrant]],
 ) -> None:  # fmt: skip
-    """Fill `stages`: those of `todo`, and then, from a new start, the best of them and its variants."""
+    """Fill `stages`: first the candidates `todo`, then, all started anew, the best of them and its variants."""
     with Probes(asked.of_run) as probes:
         first = Race(probes.start, until, tolerance, _say)
         stages.append(first.entrants)
         first.enter(todo)
-        first.run(time.monotonic() + _OF_FIRST * (until - time.monotonic()))
+        first.run(time.monotonic() + _FIRST_STAGE * (until - time.monotonic()))
         best = choose(first.entrants, tolerance, cores)
         more = variants(best.candidate, best.parts(), asked, cores) if best is not None else []
         if best is None or not more or time.monotonic() + 2 * first.seconds_with_one_more() > until:
@@ -120,14 +123,15 @@ def _race(
 
 
 def _say_command(asked: Question, chosen: Candidate) -> None:
+    """Print the command of the chosen candidate, and a warning if it may learn less from a step."""
     if changed := changes_learning(asked, chosen):
-        print(f"Steps/s were compared; {', '.join(changed)} may change what is learnt from as many steps.")
+        print(f"Steps/s were compared; {', '.join(changed)} may change how much is learnt from a step.")
     sweep = ["-m"] if asked.through_slurm else []
     print(f"\n{package.command('ddppo.train', *sweep, *asked.fixed, *chosen.overrides)}\n")
 
 
 def _bill(options: AdviseConfig, config: Config) -> text.Bill:
-    """Return what learning takes: the steps that were given, or that runs took, or all. Raises ConfigError."""
+    """Return the steps that training needs: as given, as other runs needed, or ppo.total_steps. Raises ConfigError."""
     given, steps = options.steps_to_target, float(config.ppo.total_steps)
     if given is not None:
         steps = float(written_out(given)) if written_out(given).isdigit() else _steps_of_runs(given, config)
@@ -137,7 +141,7 @@ def _bill(options: AdviseConfig, config: Config) -> text.Bill:
 
 
 def _steps_of_runs(folder: str, config: Config) -> float:
-    """Return the median of the steps that the runs of a sweep took to the target of `config`, or to their own."""
+    """Return the median steps of a sweep's runs to the target of `config`, or to their own. Raises ConfigError."""
     if not Path(folder).is_dir():
         raise ConfigError(f"steps_to_target={folder}: neither a number of steps nor a sweep folder")
     runs = [run for run in read_runs(Path(folder)).runs if run.env_id == config.env.id]

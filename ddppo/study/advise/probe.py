@@ -1,7 +1,7 @@
-"""A probe: a run of the train door that is let run for a few iterations at a time, and stands still between.
+"""How fast are some settings? A probe is a training run that goes on for a few iterations at a time and then pauses.
 
-Probes fork from a process that has imported all they need. While one runs the others are held by SIGSTOP, so that a
-round of all costs no start. Imports no torch.
+Probes fork from a process that has imported everything they need. While one of them runs, the others are paused by
+SIGSTOP, so that a round over all probes costs no start. Imports no torch.
 """
 
 import json
@@ -26,8 +26,8 @@ from ddppo.study.advise.candidates import Candidate
 
 _POLL_S = 0.003
 _WARMUP_S = 0.3
-_ENDED_WITHIN_S = 5.0
-_TICKS = os.sysconf("SC_CLK_TCK")  # a second, in /proc
+_END_LIMIT_S = 5.0
+_TICKS = os.sysconf("SC_CLK_TCK")  # per second, in /proc
 _IMPORTS = (
     "hydra",
     "torch._dynamo",
@@ -36,7 +36,8 @@ _IMPORTS = (
     "ddppo.launch.sweep_runs",
     "ddppo.train",
 )
-# Last, so that they win: what would be on the clock, or end a probe by itself.
+# Settings without evaluations, checkpoints, displays and ends, which would disturb a measurement. They come last, so
+# that they win.
 QUIET = (
     *("eval.every_steps=0", "eval.final_episodes=0", "checkpoint.every_steps=0", "target_return=null"),
     *("log.progress=none", "log.tensorboard=false", "log.profile_iterations=0", "dist.oversubscribe=warn"),
@@ -45,30 +46,26 @@ _FOREVER = "ppo.total_steps=1000000000000"
 
 
 class OutOfTimeError(Exception):
-    """The budget ended before a probe had done what it was to do."""
+    """The time was over before a probe had done its iterations."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """What a probe did in one round, and the fraction of all cores' time that others used meanwhile.
-
-    parts: mean fractions of an iteration over ranks, of `EXCLUSIVE_PARTS`. rollouts: mean seconds of a rollout by rank;
-    () where nobody knows.
-    """
+    """The measurement of one probe in one round."""
 
     fps: float
-    parts: Mapping[str, float]
-    others: float = 0.0
-    rollouts: tuple[float, ...] = ()
+    parts: Mapping[str, float]  # of EXCLUSIVE_PARTS: fractions of an iteration, means over ranks
+    others: float = 0.0  # fraction of all cores' time that other programs used meanwhile
+    rollouts: tuple[float, ...] = ()  # mean seconds of a rollout, by rank; () if unknown
 
 
 class Probes:
-    """The process that probes fork from and the folder that theirs are in; nothing is left of them after the block."""
+    """The process from which probes fork, and the folder for their run folders. Both end with the `with` block."""
 
     def __init__(self, fixed: Sequence[str]) -> None:
         if not Path("/proc/self/stat").exists():
             raise ConfigError(
-                "there is no /proc to find probes' processes by: use python -m ddppo.bench world_sizes=1,2"
+                "this system has no /proc, which probes need: use python -m ddppo.bench world_sizes=1,2"
             )
         self._fixed = fixed
         self._folder = temporary_folder()
@@ -91,37 +88,42 @@ class Probes:
         folder.mkdir()
         overrides = [*self._fixed, *candidate.overrides]
         if candidate.config.model.name != "mlp" and candidate.config.compile == "auto":
-            overrides.append("compile=off")  # else torch's compiler takes a core for up to a minute
-        hole, said = os.open(os.devnull, os.O_RDWR), os.open(folder / "stderr", os.O_WRONLY | os.O_CREAT)
+            overrides.append("compile=off")  # torch's compiler would take a core for up to a minute
+        null, stderr = os.open(os.devnull, os.O_RDWR), os.open(folder / "stderr", os.O_WRONLY | os.O_CREAT)
         try:
             process = self._server.start(
                 "ddppo.train", [*overrides, *QUIET, _FOREVER, f"hydra.run.dir={folder / 'run'}"], os.environ,
-                title=f"ddppo.advise {candidate.name}", cwd=str(folder), stdio=(hole, hole, said),
+                title=f"ddppo.advise {candidate.name}", cwd=str(folder), stdio=(null, null, stderr),
             )  # fmt: skip
         finally:
-            os.close(hole)
-            os.close(said)
+            os.close(null)
+            os.close(stderr)
         self._started.append(Probe(process, folder, candidate, until))
         self._started[-1].warm_up()
         return self._started[-1]
 
 
 def temporary_folder(below: Path | None = None) -> tempfile.TemporaryDirectory[str]:
-    """Return a hidden folder below another, or the machine's for temporary files. Raises StorageError."""
+    """Return a hidden temporary folder, in `below` or the machine's place for such. Raises StorageError."""
     with stored(below or Path(os.environ.get("TMPDIR", "/tmp"))):
         return tempfile.TemporaryDirectory(prefix=".ddppo-advice-", dir=below, ignore_cleanup_errors=True)
 
 
 class Probe:
-    """A run that stands still but for its slices, none of which goes on after the time `until`."""
+    """A run that is paused except during `run`; no wait lasts beyond the time `until`."""
 
     def __init__(self, process: ForkedProcess, folder: Path, candidate: Candidate, until: float) -> None:
-        self.start_up_s = self.iteration_s = 0.0
+        self.start_up_s = self.iteration_s = (
+            0.0  # seconds until the first iteration, and of an iteration lately
+        )
         self._process, self._folder, self._candidate, self._until = process, folder, candidate, until
-        self._num_read, self._lines = 0, list[dict[str, Any]]()
+        self._num_read, self._lines = (
+            0,
+            list[dict[str, Any]](),
+        )  # bytes of metrics.jsonl read so far, and their lines
 
     def warm_up(self) -> None:
-        """Wait for two iterations, and some time, which nobody counts, and hold it."""
+        """Wait for two iterations and some time, which are not measured, and pause the run."""
         began = time.monotonic()
         self._wait_for(1)
         self.start_up_s, first = time.monotonic() - began, self._num_iterations()
@@ -131,7 +133,8 @@ class Probe:
         self._signal(signal.SIGSTOP)
 
     def run(self, num_iterations: int) -> Slice:
-        """Let it do so many iterations and hold it again. Raises TrainingError, OutOfTimeError."""
+        """Continue for a number of iterations, and pause again. Raises TrainingError, OutOfTimeError."""
+        # The processor time of other programs is that of all cores less that of the probe.
         before, last = self._num_iterations(), self._lines[-1]
         used = busy_s() - used_s(self._signal(signal.SIGCONT))
         began = time.monotonic()
@@ -140,7 +143,8 @@ class Probe:
         used = busy_s() - used_s(self._signal(signal.SIGSTOP)) - used
         done = self._lines[before * self._candidate.world_size :]
         self.iteration_s = seconds / (done[-1]["iteration"] - last["iteration"])
-        whole = [line for line in done if line["iteration"] > done[0]["iteration"]]  # the first stood still
+        # The first iteration includes the pause, so its times do not count.
+        whole = [line for line in done if line["iteration"] > done[0]["iteration"]]
         t_iter = sum(line["time/t_iter"] for line in whole)
         parts = {part: sum(line[f"time/{part}"] for line in whole) / t_iter for part in EXCLUSIVE_PARTS}
         others = max(0.0, used) / seconds / len(allowed_cores())
@@ -151,15 +155,16 @@ class Probe:
         return Slice((done[-1]["env_steps"] - last["env_steps"]) / seconds, parts, others, rollouts)
 
     def close(self) -> None:
-        """End it at once with all its processes."""
+        """Kill the run with all its processes."""
         if self._process.returncode is None:
-            self._signal(signal.SIGSTOP)  # nobody starts another meanwhile
-            pids, give_up = self._signal(signal.SIGKILL), time.monotonic() + _ENDED_WITHIN_S
+            self._signal(signal.SIGSTOP)  # so that none of them starts another one meanwhile
+            pids, give_up = self._signal(signal.SIGKILL), time.monotonic() + _END_LIMIT_S
             while any(map(runs, pids)) and time.monotonic() < give_up:
                 time.sleep(_POLL_S)
             self._process.poll()
 
     def _signal(self, number: int) -> list[int]:
+        """Send a signal to all processes of the run; return their IDs."""
         pids = [self._process.pid, *descendants(self._process.pid)]
         for pid in pids:
             with suppress(ProcessLookupError):
@@ -169,15 +174,15 @@ class Probe:
     def _wait_for(self, num_iterations: int) -> None:
         while self._num_iterations() < num_iterations:
             if (code := self._process.poll()) is not None:
-                said = (self._folder / "stderr").read_text(errors="replace").strip() or "it said nothing"
-                message = said.splitlines()[-1].removeprefix("error: ")
+                stderr = (self._folder / "stderr").read_text(errors="replace").strip() or "it said nothing"
+                message = stderr.splitlines()[-1].removeprefix("error: ")
                 raise ConfigError(message) if code == 2 else TrainingError(f"exit code {code}: {message}")
             if time.monotonic() > self._until:
                 raise OutOfTimeError
             time.sleep(_POLL_S)
 
     def _num_iterations(self) -> int:
-        """Read what was written since the last time and return how many iterations all ranks have told of."""
+        """Read the new lines of metrics.jsonl; return the number of iterations that have the lines of all ranks."""
         with suppress(FileNotFoundError), (self._folder / "run" / "metrics.jsonl").open("rb") as file:
             file.seek(self._num_read)
             new = file.read()
@@ -188,7 +193,7 @@ class Probe:
 
 
 def busy_s() -> float:
-    """Return how many seconds the cores that this process may use have worked, for whomever."""
+    """Return the seconds that the cores of this process have worked since the machine started, for any program."""
     allowed = {f"cpu{number}" for number in allowed_cores()}
     lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
     # user, nice, system, irq, softirq: https://docs.kernel.org/filesystems/proc.html#miscellaneous-kernel-statistics
@@ -196,9 +201,9 @@ def busy_s() -> float:
 
 
 def used_s(pids: Sequence[int]) -> float:
-    """Return how many seconds of processor time these processes have used."""
+    """Return the seconds of processor time that these processes have used."""
     total = 0
     for pid in pids:
-        with suppress(OSError):  # it ended meanwhile
+        with suppress(OSError):  # the process ended meanwhile
             total += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
     return total / _TICKS

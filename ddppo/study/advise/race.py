@@ -1,6 +1,6 @@
-"""The plan of the probes: start while there is time, go round, drop what is clearly slower. Imports no torch.
+"""Which candidate is fastest? Probes are started while there is time, run in rounds, and dropped once clearly slower.
 
-On a SLURM cluster probes are jobs: a short sweep over W and seeds, read as any other.
+On a SLURM cluster the probes are jobs: a short sweep over W and seeds, read like any other sweep. Imports no torch.
 """
 
 import subprocess
@@ -21,23 +21,23 @@ from ddppo.study.read.record import PARTS, Run
 from ddppo.study.read.run_folders import read_runs
 
 SLOWER = "slower"
-ROUNDS_TO_TELL = 5  # fewer pairs have no interval: `comparison.paired_ratio`
-_ROUNDS_TO_DROP, _FAR_BEHIND = 3, 0.8
-_ENOUGH_ROUNDS = 15
-BUSY = 0.15  # of the cores' time, used by others
-_SLICE_S, _FEWEST_ITERATIONS = 1.0, 2  # of the slowest in a round
-_SEEDS = 3  # a round each
-_ITERATIONS = 12  # of which warm-up is left out, as in any run
+ROUNDS_TO_TELL = 5  # fewer pairs have no interval (bench/results.py, paired_ratio)
+_ROUNDS_TO_DROP, _FAR_BEHIND = 3, 0.8  # after so many rounds, a candidate below this ratio is dropped
+_ENOUGH_ROUNDS = 15  # more rounds are not worth their time
+BUSY = 0.15  # fraction of the cores' time used by other programs that matters
+_SLICE_S, _FEWEST_ITERATIONS = 1.0, 2  # of the slowest probe in a round
+_SEEDS = 3  # on SLURM: one round for each
+_ITERATIONS = 12  # on SLURM; warm-up is left out as in any run
 
 
 @dataclass(slots=True)
 class Entrant:
-    """A candidate, its probe, what that did in each round by its number, and why it takes part no more, if so."""
+    """A candidate in the race."""
 
     candidate: Candidate
     probe: Probe | None = None
-    rounds: dict[int, Slice] = field(default_factory=dict)
-    out: str = ""
+    rounds: dict[int, Slice] = field(default_factory=dict)  # by number of the round
+    out: str = ""  # the reason for which it is out of the race; "" while it takes part
 
     @property
     def world_size(self) -> int:
@@ -57,15 +57,15 @@ class Entrant:
         return {part: middle([each.parts[part] for each in self.rounds.values()]) for part in EXCLUSIVE_PARTS}
 
     def rollouts(self) -> list[float]:
-        """Return the median seconds that each rank's rollout takes, over rounds; [] where nobody knows."""
+        """Return the median seconds of each rank's rollout, over rounds; [] if unknown."""
         by_round = [each.rollouts for each in self.rounds.values()]
-        return [middle(list(of_rank)) for of_rank in zip(*by_round, strict=True)]
+        return [middle(list(seconds)) for seconds in zip(*by_round, strict=True)]
 
 
 def ratio(one: Entrant, other: Entrant) -> Ratio | None:
-    """Return how many times as fast `one` is as `other`, pair by pair of common rounds; None without any.
+    """Return the speed of `one` / the speed of `other`, by pairs of common rounds; None if there are none.
 
-    low to high: the 90 % interval of the sign test from five rounds on, before that the lowest and the highest.
+    From five rounds on it has the 90 % interval of the sign test; before, its bounds are the lowest and highest ratio.
     """
     common = one.rounds.keys() & other.rounds.keys()
     if not common:
@@ -78,14 +78,14 @@ def ratio(one: Entrant, other: Entrant) -> Ratio | None:
 
 
 def is_slower(found: Ratio | None, tolerance: float) -> bool:
-    """Return whether something is slower by more than the tolerance, and by more than chance or in every round."""
+    """Return whether the ratio is below 1 by more than the tolerance, and by more than chance (or in every round)."""
     return found is not None and found.estimate < 1 - tolerance and found.high < 1
 
 
 def choose(entrants: Sequence[Entrant], tolerance: float, cores: float = inf) -> Entrant | None:
-    """Return the fastest; of those not slower than it beyond noise the one with fewest workers, then settings.
+    """Return the fastest candidate or, among those that are equal to it up to noise, the one with the fewest workers.
 
-    More workers than cores count only where others left the cores alone: they may win by the turns that others lose.
+    On a busy machine candidates with more workers than cores do not count: they take turns away from other programs.
     """
     measured = [each for each in entrants if each.rounds and each.out in ("", SLOWER)]
     fastest = max((each for each in measured if not each.out), key=lambda each: each.fps, default=None)
@@ -99,9 +99,9 @@ def choose(entrants: Sequence[Entrant], tolerance: float, cores: float = inf) ->
 
 
 class Race:
-    """Candidates in one sitting: in each round every one does the same iterations, one after the other.
+    """Rounds over candidates: in each round, every one does the same number of iterations, one after the other.
 
-    Under scaling=strong these are the same work at every W. `start` raises as `Probes.start` does.
+    Under scaling=strong that is the same work at every W. `start` raises the exceptions of `Probes.start`.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Race:
         return [(each, each.probe) for each in self.entrants if each.probe is not None and not each.out]
 
     def enter(self, candidates: Sequence[Candidate]) -> None:
-        """Start the candidates for which there is time, with some rounds of all. Raises where none can be."""
+        """Start candidates as long as there is time for a few rounds over all. Raises an error if none can start."""
         errors: list[Exception] = []
         for candidate in candidates:
             self.entrants.append(entrant := Entrant(candidate))
@@ -136,29 +136,30 @@ class Race:
             raise errors[0]
 
     def seconds_with_one_more(self) -> float:
-        """Return what one more start and a few rounds of all would take, if it is as slow as the slowest."""
+        """Return the seconds of one more start and a few rounds over all, if it is as slow as the slowest so far."""
         slowest = max(probe.start_up_s + probe.iteration_s for _, probe in self.running)
         return slowest + _ROUNDS_TO_DROP * self._round_s() * (1 + 1 / len(self.running))
 
     def run(self, until: float | None = None) -> None:
-        """Go round until the time ends, or there is nothing left to find out."""
+        """Run rounds until the time is over or the race is decided."""
         until = self._until if until is None else until
         while self.running and not self._is_decided():
             if self._num_rounds and self._now() + self._round_s() > until:
                 return
+            # One round. Its numbers count only if all probes finish it, so that pairs are complete.
             num_iterations, done = self._num_iterations(), []
             for entrant, probe in self.running:
                 try:
                     done.append((entrant, probe.run(num_iterations)))
-                except OutOfTimeError:  # a round that is cut short is none
+                except OutOfTimeError:
                     return
                 except TrainingError as e:
                     entrant.out = f"failed: {e}"
             for entrant, found in done:
                 entrant.rounds[self._num_rounds] = found
             self._num_rounds += 1
-            told = ", ".join(f"{entrant.candidate.name} {found.fps:,.0f}" for entrant, found in done)
-            self._say(f"round {self._num_rounds}: {told} steps/s")
+            speeds = ", ".join(f"{entrant.candidate.name} {found.fps:,.0f}" for entrant, found in done)
+            self._say(f"round {self._num_rounds}: {speeds} steps/s")
             self._drop()
 
     def _num_iterations(self) -> int:
@@ -173,8 +174,9 @@ class Race:
         return [(entrant, probe, each) for entrant, probe, each in found if each is not None]
 
     def _drop(self) -> None:
+        """Take clearly slower candidates out of the race."""
         for entrant, probe, found in self._against_the_fastest():
-            # Looked at after every round, so that chance has many tries: asks more than `is_slower`.
+            # This test runs after every round, so chance has many tries: it asks for more than `is_slower`.
             bound = 1 - self._tolerance if found.count >= ROUNDS_TO_TELL else _FAR_BEHIND
             if found.count >= _ROUNDS_TO_DROP and found.high < bound:
                 entrant.out = SLOWER
@@ -182,7 +184,7 @@ class Race:
                 self._say(f"{entrant.candidate.name} is out after {found.count} rounds")
 
     def _is_decided(self) -> bool:
-        """Return whether all that are left are the same within the tolerance, or rounds enough did not tell."""
+        """Return whether all that are left are equal within the tolerance, or enough rounds did not decide."""
         if self._num_rounds < ROUNDS_TO_TELL:
             return False
         verdicts = {found.verdict(self._tolerance) for _, _, found in self._against_the_fastest()}
@@ -190,9 +192,9 @@ class Race:
 
 
 def through_slurm(asked: Question, todo: Sequence[Candidate]) -> list[Entrant]:
-    """Submit, wait, and return what the jobs did; a round is a seed. Raises ConfigError, TrainingError.
+    """Run the candidates as jobs of a short sweep; each seed counts as a round. Raises ConfigError, TrainingError.
 
-    The folder is one below the current, which nodes must share, and is gone afterwards.
+    The sweep's folder is a temporary one in the current folder, which the nodes must share.
     """
     if others := asked.axes.keys() - {W}:
         raise ConfigError(f"{min(others)}: only {W} may have several values on SLURM")
@@ -200,7 +202,7 @@ def through_slurm(asked: Question, todo: Sequence[Candidate]) -> list[Entrant]:
         raise ConfigError(f"hydra/launcher=slurm probes the W that are given: add {W}=1,2,4,8")
     if todo[0].config.scaling.rule == "weak":
         raise ConfigError(
-            "scaling=weak learns otherwise at every W, which steps/s do not tell: make a whole sweep"
+            "scaling=weak learns differently at every W, which steps/s do not show: run a whole sweep"
         )
     with temporary_folder(Path.cwd()) as folder:
         runs = _runs(asked, todo, folder)
@@ -208,22 +210,27 @@ def through_slurm(asked: Question, todo: Sequence[Candidate]) -> list[Entrant]:
 
 
 def _runs(asked: Question, todo: Sequence[Candidate], folder: str) -> list[Run]:
+    """Run the sweep and return its runs."""
     steps = _ITERATIONS * batch_shape(todo[0].config).batch_size
-    mine = [f"{W}={','.join(str(c.world_size) for c in todo)}", f"ppo.total_steps={steps}", f"sweep={folder}"]
+    added = [
+        f"{W}={','.join(str(c.world_size) for c in todo)}",
+        f"ppo.total_steps={steps}",
+        f"sweep={folder}",
+    ]
     if not asked.names("seed"):
-        mine.append(f"seed=range({_SEEDS})")
+        added.append(f"seed=range({_SEEDS})")
     if not asked.names("hydra.launcher.one_at_a_time"):
-        mine.append("hydra.launcher.one_at_a_time=true")
-    command = [sys.executable, "-m", "ddppo.train", "-m", *asked.fixed, *QUIET, *mine]
+        added.append("hydra.launcher.one_at_a_time=true")
+    command = [sys.executable, "-m", "ddppo.train", "-m", *asked.fixed, *QUIET, *added]
     with subprocess.Popen(command, stdout=sys.stderr) as process:
         try:
             process.wait()
-        except KeyboardInterrupt:  # which it has met too, and cancels its jobs
+        except KeyboardInterrupt:  # the sweep got it too, and cancels its jobs
             process.wait()
     found = read_runs(Path(folder))
     if not found.runs:
         why = f": {found.left_out[0].reason}" if found.left_out else ""
-        raise TrainingError(f"no probe came to its end on SLURM{why}; its own words are above")
+        raise TrainingError(f"no probe completed on SLURM{why}; its own messages are above")
     return found.runs
 
 
@@ -232,4 +239,4 @@ def _entrant(candidate: Candidate, runs: Sequence[Run]) -> Entrant:
     for run in runs:
         t_iter = run.times["t_iter"].mean()
         rounds[run.seed] = Slice(run.fps, {part: float(run.times[part].mean() / t_iter) for part in PARTS})
-    return Entrant(candidate, rounds=rounds, out="" if rounds else "no job of it came to its end")
+    return Entrant(candidate, rounds=rounds, out="" if rounds else "none of its jobs completed")

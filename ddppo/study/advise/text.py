@@ -1,6 +1,6 @@
-"""What was found, for a terminal: tables of probes, how sure the choice is, what it will cost, and stragglers.
+"""What does advice print? The table of probes, how certain the choice is, its cost, predictions, and stragglers.
 
-Those are ranks that others wait for at every rollout, and what could be done about it. Pure arithmetic.
+Stragglers are ranks for which the others wait in every rollout. Pure arithmetic.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,18 +17,17 @@ from ddppo.study.columns import aligned, duration
 from ddppo.study.predict.usl import fit_usl
 
 _HEAD = ("", "steps/s", "low to high", "rounds", "times as fast", "low to high", "E")
-_SLOWER = 1.5  # times as long a rollout as the median of all ranks
-_PAYS_FROM = (
-    0.2  # of an iteration, waited: experiments/stragglers gains where it is .4 and more, little below
-)
+_SLOWER = 1.5  # a straggler's rollout takes more than this many times the median of the others
+# Least waiting, as a part of an iteration. experiments/stragglers gains with .4 and more, and little with less.
+_PAYS_FROM = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """What is to be paid for: so many environment steps, by the price of a worker-hour if it is known."""
+    """The steps to pay for."""
 
-    steps: float
-    price: float | None = None
+    steps: float  # environment steps
+    price: float | None = None  # of a worker-hour, if known
 
     @property
     def head(self) -> list[str]:
@@ -45,7 +44,10 @@ class Bill:
 
 
 def table(entrants: Sequence[Entrant], chosen: Entrant, bill: Bill, ahead: Mapping[int, float]) -> str:
-    """Return a line for each that was measured, relative to the smallest W; {W: steps/s} ahead; what was not tried."""
+    """Return the table: a line for each measured candidate, relative to the smallest W, and for each prediction.
+
+    ahead: predictions, {W: steps/s}. Below the table are the candidates that were not tried, with the reasons.
+    """
     measured = sorted((each for each in entrants if each.rounds), key=lambda each: each.world_size)
     base = measured[0]
     rows = [[*_HEAD, *(f"{part.removeprefix('t_')} %" for part in EXCLUSIVE_PARTS), *bill.head]]
@@ -68,6 +70,7 @@ def table(entrants: Sequence[Entrant], chosen: Entrant, bill: Bill, ahead: Mappi
                 *bill.cells(speed(each, chosen), each.world_size),
             ]
         )
+    # Predictions.
     for w, fps in ahead.items():
         times = fps / speed(base, chosen)
         gain = ["predicted", "", f"{times:.2f}", "", f"{times * base.world_size / w:.2f}"]
@@ -77,13 +80,13 @@ def table(entrants: Sequence[Entrant], chosen: Entrant, bill: Bill, ahead: Mappi
 
 
 def speed(one: Entrant, chosen: Entrant) -> float:
-    """Return steps/s in the rounds of the chosen one: a shared machine is another every minute."""
+    """Return steps/s scaled to the rounds of the chosen candidate: a shared machine changes from minute to minute."""
     found = ratio(one, chosen)
     return one.fps if found is None else chosen.fps * found.estimate
 
 
 def sureness(entrants: Sequence[Entrant], chosen: Entrant, tolerance: float) -> list[str]:
-    """Return a sentence on every other that was measured: slower, or equal as far as the rounds tell."""
+    """Return a sentence on every other measured candidate: it is slower, or equal as far as the rounds can tell."""
     lines = []
     for each in sorted(entrants, key=lambda each: each.world_size):
         found = ratio(each, chosen)
@@ -95,29 +98,29 @@ def sureness(entrants: Sequence[Entrant], chosen: Entrant, tolerance: float) -> 
         verdict = "slower"
         if not is_slower(found, tolerance):
             fewer = ", so fewer workers" if each.world_size > chosen.world_size else ""
-            verdict = f"as fast, but for {100 * tolerance:g} % or noise{fewer}"
+            verdict = f"as fast, up to {100 * tolerance:g} % or noise{fewer}"
         times = f"{found.estimate:.2f} times as fast, {found.low:.2f} to {found.high:.2f}"
         lines.append(f"{each.candidate.name} against {chosen.candidate.name}: {verdict} ({times}; {kind}).")
     return lines
 
 
 def company(entrants: Sequence[Entrant]) -> str:
-    """Return what others used of the cores, if that was enough to matter."""
+    """Return a sentence on the use of the cores by other programs, if it was enough to matter."""
     used = max((each.others for each in entrants if each.rounds), default=0.0)
     if used <= BUSY:
         return ""
     return (
-        f"Others used up to {100 * used:.0f} % of the cores meanwhile: more workers than cores, which may win by the "
-        "turns that others lose, are not recommended, and alone on the machine all are faster."
+        f"Other programs used up to {100 * used:.0f} % of the cores meanwhile. More workers than cores are therefore "
+        "not recommended (they take turns away from other programs), and all are faster on an idle machine."
     )
 
 
 def predicted(
     entrants: Sequence[Entrant], chosen: Entrant, world_sizes: Sequence[int], cores: float
 ) -> tuple[dict[int, float], str]:
-    """Return {W: steps/s} of the chosen settings at W not measured, by the scalability law, and what it rests on.
+    """Return {W: steps/s} of the chosen settings at W without a probe, by the scalability law, and a sentence on it.
 
-    It is fitted to W with a core for each worker.
+    The law is fitted to the W with a core for each worker.
     """
     like = [each for each in entrants if each.rounds and each.candidate.others == chosen.candidate.others]
     fps = {each.world_size: [speed(each, chosen)] for each in like if each.world_size <= cores}
@@ -129,15 +132,15 @@ def predicted(
     except ConfigError as e:
         return {}, f"No predictions: {e}."
     fitted_to = ", ".join(map(str, sorted(fps)))
-    said = f"{law}; it is fitted to W={fitted_to}, as if the others had cores like these."
-    return {w: law.fps(w) for w in wanted}, said
+    text = f"{law}; it is fitted to W={fitted_to}, and assumes equal cores for all other workers."
+    return {w: law.fps(w) for w in wanted}, text
 
 
 def stragglers(chosen: Entrant, asked: Question) -> str:
-    """Return which ranks are slow at every rollout, and how to try ending these early; "" where none is.
+    """Return a text on the ranks that are slow in every rollout, with a command that ends their rollouts early.
 
-    It is told from medians over rounds: a rank that is slow by itself, not one that is late now and then, against which
-    experiments/stragglers found little to gain.
+    "" if there are none. The medians over rounds show a rank that is always slow, not one that is late now and then;
+    against the latter experiments/stragglers found little to gain.
     """
     rollouts, dist = chosen.rollouts(), chosen.candidate.config.dist
     if dist.topology != "ddp" or len(rollouts) < 2 or chosen.parts()["t_sync"] < _PAYS_FROM:
@@ -147,13 +150,13 @@ def stragglers(chosen: Entrant, asked: Question) -> str:
     if not slow:
         return ""
     alone = PreemptSettings(world_size=dist.world_size).awaited_ranks > len(rollouts) - len(slow)
-    # Where it would wait for a slow one all the same it needs another rule, which ddp refuses.
+    # If the default rule would still wait for a slow rank, another rule is needed, which ddp alone refuses.
     topologies = "ddp_preempt dist.preempt_rule=throughput" if alone else "ddp,ddp_preempt"
     settings = [o for o in (*asked.fixed, *chosen.candidate.overrides) if not o.startswith("distributed=")]
     return (
         f"Others wait {100 * chosen.parts()['t_sync']:.0f} % of an iteration for rank{'s' * (len(slow) > 1)} "
         f"{', '.join(map(str, slow))}, whose rollouts take up to {max(rollouts) / others:,.1f} times as long. "
-        "distributed=ddp_preempt ends these early: iterations are shorter, with fewer samples of what is slow, and no "
-        "run can be repeated to the bit (docs/topologies.md). To try it: "
+        "distributed=ddp_preempt ends these early: iterations are shorter, with fewer samples of slow environments, and "
+        "no run can be repeated to the bit (docs/topologies.md). To try it: "
         f"{command('ddppo.advise', *settings)} distributed={topologies}"
     )

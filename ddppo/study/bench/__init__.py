@@ -1,1 +1,1 @@
-"""Speed, measured as a user would see it: runs through the train door, in rounds, beside this machine's limits."""
+"""`python -m ddppo.bench`: measured speed. Read command, workloads, measured, limits and results, in this order."""

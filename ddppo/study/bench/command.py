@@ -1,4 +1,4 @@
-"""What the bench is asked, and what it does then: measure, compare, profile. Imports no torch."""
+"""`python -m ddppo.bench`: how fast is this code on this machine? Measure, compare or profile. Imports no torch."""
 
 import sys
 from contextlib import ExitStack
@@ -25,7 +25,7 @@ from ddppo.study.bench.workloads import (
 )
 
 _PAIRED_ROUNDS, _ROUNDS = 7, 3
-_CHOOSE = ("env=", "experiment=")  # settings that say what the work is
+_CHOOSE = ("env=", "experiment=")  # settings that choose a workload of the user's own
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class BenchConfig:
     warmup_s: float = setting(1.0, "seconds of training before the measurement", low=0, high=3600)
     out: str | None = setting(
         None,
-        "files for the result, e.g. a.json,b.jsonl: .json has all of it, .jsonl gets a line per "
+        "files for the result, e.g. a.json,b.jsonl: .json holds the whole result, .jsonl gets a line per "
         "configuration",
     )
     compare: Any = setting(None, "old.json,new.json, or old.json alone to compare with a new measurement")
@@ -58,7 +58,7 @@ class BenchConfig:
 
 
 def bench(options: BenchConfig, overrides: list[str]) -> bool:
-    """Do what the options say and return whether something became slower. Raises ConfigError, TrainingError."""
+    """Measure, compare or profile; return whether something became slower. Raises ConfigError, TrainingError."""
     _check(options, overrides)
     files = _words("compare", options.compare)
     if len(files) == 2:
@@ -74,11 +74,12 @@ def bench(options: BenchConfig, overrides: list[str]) -> bool:
 
 
 def _measure(options: BenchConfig, todo: list[Configuration], files: list[str]) -> bool:
-
+    """Measure, write and print the result; compare it with an older file or other code, if there is one."""
     num_rounds = options.rounds or (_PAIRED_ROUNDS if options.against else _ROUNDS)
     old = read(files[0]) if files else None
     if options.against or old:
         check_rounds(num_rounds, paired=bool(options.against))
+    # 1. Run every configuration of this code, and of the other code, in turn.
     with ExitStack() as stack:
         codes = [this_code()]
         if options.against:
@@ -86,13 +87,15 @@ def _measure(options: BenchConfig, todo: list[Configuration], files: list[str]) 
         about = _about(options, codes)
         clock = Clock(options.warmup_s, options.seconds)
         measurements = run_rounds(todo, codes, num_rounds, clock, _say)
-    result = Result(options.out or "what was measured now", _ended(about), measurements, codes[0].name)
-    for path in _words("out", options.out):  # before anything else can fail
+    # 2. Write the result first, before anything else can fail; then print it.
+    result = Result(options.out or "the new measurement", _ended(about), measurements, codes[0].name)
+    for path in _words("out", options.out):
         replace(result, path=path).write()
     for code in codes:
         print(f"\n{code.name}, commit {code.commit or 'unknown'}{' with changes' if code.dirty else ''}")
         print(results.table(measurements, code.name))
     print(f"\nThis machine, lowest to highest of {num_rounds} rounds:\n{results.limits(measurements)}")
+    # 3. Compare.
     ratios: dict[str, Ratio] = {}
     remarks: list[str] = []
     other = ""
@@ -104,13 +107,12 @@ def _measure(options: BenchConfig, todo: list[Configuration], files: list[str]) 
 
 
 def _compare_files(options: BenchConfig, old: str, new: str) -> bool:
-
     ratios, remarks = differences_of_files(read(new), read(old))
     return _judged(options, ratios, remarks, old)
 
 
 def _judged(options: BenchConfig, ratios: dict[str, Ratio], remarks: list[str], other: str) -> bool:
-
+    """Print the verdict on each ratio; return whether one of them is slower."""
     if ratios:
         print(f"\n{results.verdicts(ratios, options.tolerance, against=other)}")
     for remark in remarks:
@@ -119,7 +121,7 @@ def _judged(options: BenchConfig, ratios: dict[str, Ratio], remarks: list[str], 
 
 
 def _check(options: BenchConfig, overrides: list[str]) -> None:
-    """Refuse options that exclude one another or have no effect."""
+    """Raise ConfigError for options that exclude one another or have no effect."""
     modes = [name for name in ("compare", "against", "profile") if getattr(options, name)]
     if len(modes) > 1:
         raise ConfigError(
@@ -144,8 +146,7 @@ def _check(options: BenchConfig, overrides: list[str]) -> None:
 
 
 def _todo(options: BenchConfig, overrides: list[str]) -> list[Configuration]:
-    """Return the configurations to run, each of which the train door would take."""
-
+    """Return the configurations to run; raises ConfigError if `python -m ddppo.train` would refuse one of them."""
     check_overrides(overrides)
     world_sizes, rules = whole_numbers("world_sizes", options.world_sizes) or [1, 2], _rules(options.rules)
     chooses = any(o.startswith(_CHOOSE) for o in overrides)
@@ -155,6 +156,7 @@ def _todo(options: BenchConfig, overrides: list[str]) -> list[Configuration]:
             f"workloads={','.join(names)} and {next(o for o in overrides if o.startswith(_CHOOSE))} "
             "both choose the work: give one of them"
         )
+    # The user's own workload, or fixed ones.
     if chooses:
         workloads = [Workload(CUSTOM, tuple(overrides))]
     else:
@@ -194,6 +196,7 @@ def _rules(given: Any) -> list[str]:
 
 
 def _about(options: BenchConfig, codes: list[Code]) -> dict[str, Any]:
+    """Return the code, machine and settings of the bench, for its result."""
     from ddppo.records.provenance import machine, versions
 
     return {
@@ -202,7 +205,7 @@ def _about(options: BenchConfig, codes: list[Code]) -> dict[str, Any]:
         "against": codes[1].commit or codes[1].name if len(codes) > 1 else None,
         "machine": machine(with_gpu=False),
         "versions": versions(),
-        # Where the figures went says nothing of them.
+        # The path of the result is no part of the measurement.
         "settings": {f.name: getattr(options, f.name) for f in fields(BenchConfig) if f.name != "out"},
         "started_at": _now(),
     }

@@ -1,7 +1,8 @@
-"""What this machine allows, measured beside every run: `python -m ddppo.study.bench.limits <config.yaml> ...`.
+"""How fast could this machine be at most? Its limits, measured in every round of a bench.
 
-Prints one JSON object: for each configuration the rates of as many processes as it can keep busy (W, at most the
-cores), and the latency of a collective. Nobody trains faster than its environments step with random actions.
+`python -m ddppo.study.bench.limits <config.yaml> ...` prints one JSON object: for each configuration the rates of W
+processes (at most one for each core), and the latency of a collective. No run is faster than its environments with
+random actions; a slower machine has other limits, while slower code has not.
 """
 
 import json
@@ -28,17 +29,18 @@ from ddppo.processes.machine import available_cores
 from ddppo.seeding import derived_seed
 from ddppo.spaces import ActionSpec
 
-MATRIX = (2048, 64, 64)  # a minibatch of 2,048 through a layer of 64 units
-COLLECTIVE_BYTES = 37_000  # the gradient of two 64-64 networks on CartPole
-_MEASURE_S = 0.4
-_ACTIONS = 64  # different batches of them, in turn
+MATRIX = (2048, 64, 64)  # a minibatch of 2,048 samples through a layer of 64 units
+COLLECTIVE_BYTES = 37_000  # size of the gradient of two 64-64 networks on CartPole
+_MEASURE_S = 0.4  # for each rate
+_ACTIONS = 64  # batches of random actions, used in turn
 _WARMUP_CALLS, _CALLS = 50, 300
-_START = multiprocessing.get_context("fork")  # torch is imported once; it has computed nothing, as macOS asks
+# Fork, so that torch is imported once. It has computed nothing before, which macOS requires.
+_START = multiprocessing.get_context("fork")
 
 
 def main() -> None:
-    """Measure what the command line names and print it."""
-    torch.set_num_threads(1)  # a pool of threads would not survive the forks
+    """Measure the limits of the configurations on the command line and print them."""
+    torch.set_num_threads(1)  # a thread pool would not survive the forks
     configs = [stored.load_config(Path(path)) for path in sys.argv[1:]]
     print(
         json.dumps({"limits": [rates(each) for each in configs], "collective_us": collective_us(configs[0])})
@@ -46,11 +48,14 @@ def main() -> None:
 
 
 def rates(config: Config) -> dict[str, float]:
-    """Return env_fps, matrix_gflops and calls_per_s, each the sum over processes that run at once, and num_processes.
+    """Return the rates of a configuration, each the sum over processes that run at the same time.
 
-    env_fps: all of an iteration's environments, dealt to the processes, with random actions. matrix_gflops: the product
-    of MATRIX in the model's type, one thread in each process. calls_per_s: how often a small layer can be called from
-    Python. The last two know nothing of our code, so that they tell a slower machine from slower code.
+    num_processes   W, at most the cores and the environments
+    env_fps         steps per second of all environments with random actions
+    matrix_gflops   the product of MATRIX in the model's type, with one thread in each process
+    calls_per_s     calls of a small layer from Python
+
+    The last two contain none of our code: they tell a slower machine from slower code.
     """
     num_envs = rank_rules.batch_shape(config).num_envs
     num_processes = min(config.dist.world_size, available_cores(), num_envs)
@@ -64,9 +69,7 @@ def rates(config: Config) -> dict[str, float]:
         }
 
     found = _side_by_side(num_processes, one)
-    return {"num_processes": num_processes} | {
-        name: sum(of_one[name] for of_one in found) for name in found[0]
-    }
+    return {"num_processes": num_processes} | {name: sum(each[name] for each in found) for name in found[0]}
 
 
 def _env_fps(config: Config, indices: range, together: Any) -> float:
@@ -81,7 +84,7 @@ def _env_fps(config: Config, indices: range, together: Any) -> float:
 
 
 def random_actions(action: ActionSpec, shape: tuple[int, ...]) -> np.ndarray:
-    """Return actions `[*shape, *action.shape]` as a model would produce them: normal, or every choice as likely."""
+    """Return random actions `[*shape, *action.shape]` in a model's form: normal, or choices of equal probability."""
     generator = np.random.default_rng(0)
     if action.kind == "box":
         return generator.standard_normal((*shape, *action.shape)).astype(np.float32)
@@ -106,7 +109,7 @@ def _calls_per_s(together: Any) -> float:
 
     def call(turn: int) -> Any:
         total = 0
-        for number in range(32):  # the interpreter's own share
+        for number in range(32):  # the interpreter's share of the work
             total += number
         return state + total, torch.tanh(torch.addmm(bias, rows, weight))
 
@@ -115,7 +118,7 @@ def _calls_per_s(together: Any) -> float:
 
 
 def _per_second(call: Callable[[int], Any], num_calls: int) -> float:
-    """Return how often a second `call` can be called: over _MEASURE_S, in blocks of num_calls."""
+    """Return calls per second of `call`, measured over _MEASURE_S in blocks of `num_calls`."""
     for turn in range(num_calls):
         call(turn)
     done, start = 0, time.perf_counter()
@@ -127,15 +130,15 @@ def _per_second(call: Callable[[int], Any], num_calls: int) -> float:
 
 
 def collective_us(config: Config, world_size: int = 2) -> float:
-    """Return the median microseconds of a sum of COLLECTIVE_BYTES over ranks of this machine, as a run would do it."""
+    """Return the median microseconds of a sum of COLLECTIVE_BYTES over ranks of this machine, done as in a run."""
     config = replace(config, dist=replace(config.dist, world_size=world_size), device="cpu")
     values = torch.zeros(COLLECTIVE_BYTES // 4)
 
     with tempfile.TemporaryDirectory() as folder:
 
         def one(rank: int, together: Any) -> float:
-            of_torchrun = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size}
-            for name, value in (of_torchrun | {"LOCAL_WORLD_SIZE": world_size}).items():
+            torchrun_variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size}
+            for name, value in (torchrun_variables | {"LOCAL_WORLD_SIZE": world_size}).items():
                 os.environ[name] = str(value)
             group, _ = join(config, lambda _: dist.FileStore(f"{folder}/store", world_size))
             seconds = []
@@ -150,7 +153,7 @@ def collective_us(config: Config, world_size: int = 2) -> float:
 
 
 def _side_by_side(num_processes: int, call: Callable[[int, Any], Any]) -> list[Any]:
-    """Return what `call(index, barrier)` returns in forks of this process that run at once."""
+    """Return the results of `call(index, barrier)` in forks of this process that run at the same time."""
     together, results = _START.Barrier(num_processes), _START.SimpleQueue()
 
     def run(index: int) -> None:

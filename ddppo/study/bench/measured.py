@@ -1,8 +1,8 @@
-"""Measured runs: the code, one run by the clock, the rounds in which all take turns, and their profiles.
+"""How is a run measured? It is started in a process of its own, watched from outside, and stopped when time is over.
 
-Each is started through the train door in a process of its own, watched from outside and stopped by the clock. Watching
-costs a run next to nothing: a look at the size of one file every few milliseconds, while it sleeps. In each round every
-configuration of every code has its turn, so that a pair meets the same machine. Imports no torch.
+The file has the code to measure, one measured run, rounds of runs, and profiles, in this order. Watching costs a run
+almost nothing: a look at the size of one file every few milliseconds. In each round every configuration of every code
+runs once, so that a pair to compare meets the same state of a shared machine. Imports no torch.
 """
 
 import json
@@ -32,48 +32,45 @@ from ddppo.study.bench.workloads import Configuration
 
 HERE = "this"
 _POLL_S = 0.005
-_STARTED_WITHIN_S = 300.0
-_STOPPED_WITHIN_S = 60.0
-_FEWEST_ITERATIONS = 3  # measured, however long they take
-_SHOWN = 12  # lines of what a failed run said
+_START_LIMIT_S = 300.0  # until the first iteration
+_STOP_LIMIT_S = 60.0
+_FEWEST_ITERATIONS = 3  # are measured, however long they take
+_MAX_LINES = 12  # of a failed run's stderr in a message
 Say = Callable[[str], None]
-PAGE = "where_the_time_goes.md"  # as ddppo.records.profiling calls it
-_ITERATIONS = 3
-_WITHIN_S = 600.0
+PAGE = "where_the_time_goes.md"  # the name in ddppo.records.profiling
+_PROFILED_ITERATIONS = 3
+_PROFILE_LIMIT_S = 600.0
 
 
-# -- the code ---------------------------------------------------------------------------------------------------------
+# -- The code to measure.
 
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """A folder that holds the package `ddppo`, what it is called in results, and its commit if there is one."""
+    """A version of the package `ddppo`."""
 
-    name: str
-    root: Path
+    name: str  # in results
+    root: Path  # the folder that holds the package
     commit: str | None = None
-    dirty: bool | None = None
+    dirty: bool | None = None  # whether files are not committed
 
     def environ(self) -> dict[str, str]:
-        """Return the environment in which `python -m ddppo.train` is this code's, wherever it is called."""
-        paths = [
-            str(self.root),
-            os.getcwd(),
-            os.environ.get("PYTHONPATH", ""),
-        ]  # tasks may be where the user is
+        """Return environment variables with which `python -m ddppo.train` runs this code, from any folder."""
+        # The current folder too: a user's tasks may be there.
+        paths = [str(self.root), os.getcwd(), os.environ.get("PYTHONPATH", "")]
         return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def this_code() -> Code:
-    """Return the code that this process runs."""
+    """Return the code of this process."""
     return _code(HERE, Path(ddppo.__file__).resolve().parents[1])
 
 
 @contextmanager
 def other_code(against: str) -> Iterator[Code]:
-    """Give the code of a folder or of a commit of this checkout, which is in a temporary worktree for the block.
+    """Yield the code of a folder, or of a commit of this checkout in a temporary git worktree.
 
-    Raises ConfigError where there is no such code.
+    Raises ConfigError if there is no such code.
     """
     folder = Path(against)
     if folder.is_dir():
@@ -104,7 +101,7 @@ def _code(name: str, root: Path) -> Code:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    """Return what git says, or None where it refuses or is not there."""
+    """Return the output of git, None if it fails or is not installed."""
     try:
         found = subprocess.run(
             ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True
@@ -114,36 +111,40 @@ def _git(root: Path, *arguments: str) -> str | None:
     return found.stdout.strip()
 
 
-# -- one run, by the clock -------------------------------------------------------------------------------------------
+# -- One measured run.
 
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Seconds of training that warm a run up, and that are measured then."""
+    """The seconds of training of a measured run."""
 
-    warmup_s: float
+    warmup_s: float  # not measured
     measure_s: float
 
 
 def measure(code: Code, overrides: Sequence[str], clock: Clock) -> dict[str, Any]:
-    """Run `overrides` at the train door of `code` and return what `summed_up` makes of it, and
+    """Run `python -m ddppo.train` of `code` with `overrides` and return the numbers of `summed_up`, and
 
-    start_up_s: from the start of the process to the first line of metrics.jsonl;
-    memory_per_rank_mb: proportional set sizes of all its processes / W, where the kernel tells them;
-    peak_rss_mb: the largest resident set that one of them had.
-    Raises ConfigError or TrainingError with what a run said that ended by itself.
+    start_up_s          seconds from the start of the process to the first line of metrics.jsonl
+    memory_per_rank_mb  proportional set sizes of all its processes / W; None if the kernel does not report them
+    peak_rss_mb         the largest resident set of one of its processes
+
+    Raises ConfigError or TrainingError, with the run's own message, if the run ends too early.
     """
     with (
         tempfile.TemporaryDirectory(prefix="ddppo-bench-") as folder,
         started(code, overrides, folder) as run,
     ):
+        # 1. Wait for the first iteration.
         metrics = run.run_dir / "metrics.jsonl"
-        run.wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0, _STARTED_WITHIN_S)
+        run.wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0, _START_LIMIT_S)
         start_up_s = time.monotonic() - run.started_at
+        # 2. Let it train for the given time, and for a few iterations at least.
         first_s = time.monotonic()
         time.sleep(clock.warmup_s)
         run.wait_until(lambda: time.monotonic() - first_s > clock.warmup_s + clock.measure_s)
         run.wait_until(lambda: _num_measured(metrics, clock.warmup_s) >= _FEWEST_ITERATIONS, pause_s=0.1)
+        # 3. Read, and stop it.
         lines, memory = _whole_lines(metrics), memory_of(run.process.pid)
         run.stop()
         summary = json.loads((run.run_dir / "summary.json").read_text())
@@ -161,11 +162,14 @@ def measure(code: Code, overrides: Sequence[str], clock: Clock) -> dict[str, Any
 def summed_up(
     lines: Sequence[Mapping[str, Any]], sizes: Mapping[str, Any], warmup_s: float
 ) -> dict[str, Any]:
-    """Return rates and times after warm-up from the lines of metrics.jsonl and `derived` of summary.json.
+    """Return rates and times after warm-up, from the lines of metrics.jsonl and `derived` of summary.json.
 
-    fps: steps of all ranks per second of training. t_*: seconds of an iteration, mean over iterations and ranks.
-    wait_us: t_comm + t_sync of one update, in microseconds. learn_gflops: floating-point operations of all ranks'
-    forward and backward passes, 6 per product of a weight and sample (2 forward, 4 backward), per second of t_learn.
+    fps           environment steps of all ranks per second of training
+    iterations    measured
+    t_*           seconds of an iteration, means over iterations and ranks
+    wait_us       microseconds of t_comm + t_sync for one optimizer step
+    learn_gflops  floating-point operations of all ranks' forward and backward passes per second of t_learn: 6 for each
+                  product of a weight and a sample (2 forward, 4 backward)
     """
     global_lines = [line for line in lines if line["rank"] == 0]
     first = _last_of_warmup([line["wall_s"] for line in global_lines], warmup_s)
@@ -176,7 +180,8 @@ def summed_up(
         for name in ("t_iter", *EXCLUSIVE_PARTS)
     }
     num_updates = sizes["K"] * sizes["M"]
-    num_products = sizes.get("num_products", sizes["num_parameters"])  # earlier commits knew no convolutions
+    # Older commits have no num_products; without convolutions it equals the number of parameters.
+    num_products = sizes.get("num_products", sizes["num_parameters"])
     flop = 6.0 * num_products * sizes["B"] * sizes["K"]
     return {
         "fps": (last["env_steps"] - before["env_steps"]) / (last["wall_s"] - before["wall_s"]),
@@ -190,7 +195,7 @@ def summed_up(
 
 
 def _last_of_warmup(wall_s: Sequence[float], warmup_s: float) -> int:
-    """Return the index of the last iteration that is not measured: the first two never are."""
+    """Return the index of the last iteration of warm-up. The first two iterations are never measured."""
     for index in range(1, len(wall_s)):
         if wall_s[index] - wall_s[0] >= warmup_s:
             return index
@@ -203,84 +208,87 @@ def _num_measured(metrics: Path, warmup_s: float) -> int:
 
 
 def _whole_lines(metrics: Path) -> list[dict[str, Any]]:
-    """Return the lines of a file that somebody writes, without one that is half written."""
+    """Return the lines of a file that is being written, without a half-written one at its end."""
     return [
         json.loads(line) for line in metrics.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")
     ]
 
 
 class StartedRun:
-    """A process of the train door, its run folder, and what it says on stderr."""
+    """A process of `python -m ddppo.train`."""
 
-    def __init__(self, process: subprocess.Popen, run_dir: Path, said: Path) -> None:
+    def __init__(self, process: subprocess.Popen, run_dir: Path, stderr: Path) -> None:
         self.process = process
         self.run_dir = run_dir
         self.started_at = time.monotonic()
-        self._said = said
+        self._stderr = stderr  # the file with its stderr
 
     def wait_until(self, condition: Any, limit_s: float = float("inf"), pause_s: float = _POLL_S) -> None:
-        """Wait while the run goes on. Raises TrainingError if it ends, or after limit_s."""
+        """Wait until `condition()` holds. Raises TrainingError if the run ends before, or after limit_s."""
         give_up = time.monotonic() + limit_s
         while not condition():
             if self.process.poll() is not None:
                 raise self._failure(f"ended by itself with exit code {self.process.returncode}")
             if time.monotonic() > give_up:
-                raise self._failure(f"was at no first iteration within {limit_s:g} s")
+                raise self._failure(f"did not reach its first iteration within {limit_s:g} s")
             time.sleep(pause_s)
 
     def stop(self) -> None:
-        """Have the run save and end. Raises TrainingError if it does not, or not well."""
+        """Ask the run to save and end. Raises TrainingError if it does not end, or fails."""
         self.process.send_signal(signal.SIGTERM)
         try:
-            code = self.process.wait(_STOPPED_WITHIN_S)
+            code = self.process.wait(_STOP_LIMIT_S)
         except subprocess.TimeoutExpired:
-            raise self._failure(f"did not stop within {_STOPPED_WITHIN_S:g} s of SIGTERM") from None
-        # The second where there is a checkpoint to go on from.
+            raise self._failure(f"did not stop within {_STOP_LIMIT_S:g} s of SIGTERM") from None
+        # EX_TEMPFAIL: it stopped with a checkpoint to resume from.
         if code not in (128 + signal.SIGTERM, os.EX_TEMPFAIL):
             raise self._failure(f"was told to stop and ended with exit code {code}")
 
     def _failure(self, what: str) -> ConfigError | TrainingError:
-        lines = self._said.read_text(errors="replace").strip().splitlines()
+        """Return the error for a run that did `what`, with its message."""
+        lines = self._stderr.read_text(errors="replace").strip().splitlines()
         if self.process.poll() == 2 and lines:
             return ConfigError(lines[-1].removeprefix("error: "))
-        said = "\n".join(lines[-_SHOWN:]) or "it said nothing"
-        return TrainingError(f"{' '.join(map(str, self.process.args))} {what}: {said}")  # type: ignore[arg-type]
+        message = "\n".join(lines[-_MAX_LINES:]) or "it said nothing"
+        return TrainingError(f"{' '.join(map(str, self.process.args))} {what}: {message}")  # type: ignore[arg-type]
 
 
 @contextmanager
 def started(code: Code, overrides: Sequence[str], folder: str) -> Iterator[StartedRun]:
-    """Start the train door of `code` with its run folder in `folder`; it has ended after the block."""
-    run_dir, said = Path(folder) / "run", Path(folder) / "stderr"
+    """Start `python -m ddppo.train` of `code` with its run folder in `folder`; it is killed at the end of the block."""
+    run_dir, stderr_file = Path(folder) / "run", Path(folder) / "stderr"
     command = [sys.executable, "-m", "ddppo.train", *overrides, f"hydra.run.dir={run_dir}"]
     parent = os.getpid()
-    with said.open("wb") as stderr:
+    with stderr_file.open("wb") as stderr:
         process = subprocess.Popen(
             command,
-            cwd=folder,  # tasks may write where they are, and a checkout is to stay clean
+            cwd=folder,  # a task may write into the current folder, and the checkout should stay clean
             env=code.environ(),
             stdout=subprocess.DEVNULL,
             stderr=stderr,
-            start_new_session=True,  # Ctrl-C is for the bench
-            # A measured run has no end of its own. Only Linux keeps this over the start of a program.
+            start_new_session=True,  # Ctrl-C should reach the bench only
+            # A measured run never ends by itself, so it must die with the bench. Other systems than Linux lose this
+            # setting when a program starts.
             preexec_fn=(lambda: die_with_parent(parent)) if sys.platform == "linux" else None,
         )
     try:
-        yield StartedRun(process, run_dir, said)
+        yield StartedRun(process, run_dir, stderr_file)
     finally:
         if process.poll() is None:
             process.kill()  # its ranks end with it
             process.wait()
 
 
-# -- rounds: every configuration of every code in turn ---------------------------------------------------------------
+# -- Rounds: every configuration of every code in turn.
 
 
 def run_rounds(
     todo: Sequence[Configuration], codes: Sequence[Code], num_rounds: int, clock: Clock, say: Say
 ) -> list[Measurement]:
-    """Measure each configuration with each code, num_rounds times, A B A B. Raises ConfigError, TrainingError.
+    """Measure each configuration with each code, `num_rounds` times, in the order A B A B.
 
-    Before the first round each is run once for a moment, so that nobody pays for cold caches.
+    Before the first round each runs for a moment, so that no measurement includes cold caches. Raises ConfigError,
+    TrainingError.
     """
     for configured in todo:
         for code in codes:
@@ -315,7 +323,7 @@ def _of(code: Code, codes: Sequence[Code]) -> str:
 
 
 def _limits(todo: Sequence[Configuration]) -> dict[str, Mapping[str, Any]]:
-    """Return what the machine allows now, by configuration, as ddppo.study.bench.limits measures it."""
+    """Return the machine's limits at this moment, by configuration (ddppo.study.bench.limits)."""
     with tempfile.TemporaryDirectory(prefix="ddppo-bench-") as folder:
         paths = []
         for number, configured in enumerate(todo):
@@ -331,22 +339,22 @@ def _limits(todo: Sequence[Configuration]) -> dict[str, Mapping[str, Any]]:
         )
         if found.returncode:
             last = found.stderr.strip().splitlines()[-1:] or ["it said nothing"]
-            kind, _, said = last[0].partition(": ")
+            kind, _, message = last[0].partition(": ")
             if kind == "ddppo.errors.ConfigError":
-                raise ConfigError(said)
+                raise ConfigError(message)
             raise TrainingError(f"the machine's limits could not be measured: {last[0]}")
     whole = json.loads(found.stdout.splitlines()[-1])
     latency = {"collective_us": whole["collective_us"]}
     return {configured.name: rates | latency for configured, rates in zip(todo, whole["limits"], strict=True)}
 
 
-# -- profiles --------------------------------------------------------------------------------------------------------
+# -- Profiles.
 
 
 def write_profiles(todo: Sequence[Configuration], out: Path, say: Callable[[str], None]) -> list[Path]:
-    """Run each configuration with log.profile_iterations and return the pages, in a folder of `out` each.
+    """Run each configuration with log.profile_iterations; return the pages, each in a folder of its own in `out`.
 
-    Raises ConfigError, before anything is run, where such a folder is there already.
+    Raises ConfigError, before anything runs, if such a folder exists.
     """
     folders = {each: out / each.name.replace(" ", "_") for each in todo}
     for folder in folders.values():
@@ -356,10 +364,10 @@ def write_profiles(todo: Sequence[Configuration], out: Path, say: Callable[[str]
     for configured, folder in folders.items():
         say(f"profiling {configured.name}")
         with tempfile.TemporaryDirectory(prefix="ddppo-bench-") as temporary:
-            overrides = (*configured.overrides, f"log.profile_iterations={_ITERATIONS}")
+            overrides = (*configured.overrides, f"log.profile_iterations={_PROFILED_ITERATIONS}")
             with started(this_code(), overrides, temporary) as run:
                 written = run.run_dir / "profile"
-                run.wait_until((written / PAGE).exists, _WITHIN_S)
+                run.wait_until((written / PAGE).exists, _PROFILE_LIMIT_S)
                 run.stop()
             with stored(folder):
                 shutil.copytree(written, folder)

@@ -1,7 +1,7 @@
-"""What the rounds say: medians, fractions of the machine's limits, speedups; as one JSON object and as tables.
+"""Is one speed different from another? Medians, speedups and comparisons of measurements, in files and tables.
 
-Is one speed another? Ratios have exact intervals that assume no distribution, for rounds on a shared machine are few
-and have outliers, so that means and deviations say little. Pure arithmetic.
+Rounds on a shared machine are few and have outliers, so that means and deviations say little. Ratios have exact
+intervals that assume no distribution. Pure arithmetic.
 """
 
 import json
@@ -16,32 +16,32 @@ from ddppo.files import stored, write_json
 from ddppo.records.metrics import EXCLUSIVE_PARTS
 from ddppo.study.columns import aligned
 
-ERROR = 0.05  # chance that the truth lies below the interval, and that it lies above
+ERROR = 0.05  # probability that the truth lies below the interval, and that it lies above
 SCHEMA_VERSION = 1
 KIND = "ddppo.bench"
-# Of a measurement, what a history keeps: its medians over rounds.
+# Numbers of a measurement with a median over rounds in the result.
 _KEPT = ("fps", "t_iter", "start_up_s", "memory_per_rank_mb", "peak_rss_mb", "wait_us", "learn_gflops")
 _HEAD = ("", "steps/s", "low to high", "S(W)", "start s", "t_iter ms")
 _LIMITS = ("MB/rank", "of env", "of matrix", "wait us")
 
 
-# -- is one speed another? -------------------------------------------------------------------------------------------
+# -- Ratios with intervals.
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How many times as fast, and between which bounds the truth is with 90 % confidence."""
+    """A ratio of two speeds."""
 
     estimate: float
-    low: float
+    low: float  # of the 90 % interval
     high: float
-    count: int
+    count: int  # rounds
 
     def verdict(self, tolerance: float) -> str:
         """Return slower, faster, same or unclear.
 
-        slower: by more than `tolerance`, and not by chance; faster: likewise. same: within it even at the interval's
-        ends. Anything else is unclear, and more rounds would tell.
+        slower, faster: by more than `tolerance`, and not by chance (the interval excludes 1). same: the whole interval
+        is within the tolerance. unclear: anything else; more rounds would tell.
         """
         if self.estimate < 1 - tolerance and self.high < 1:
             return "slower"
@@ -60,8 +60,8 @@ def middle(values: Sequence[float]) -> float:
 def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
     """Return the median of the ratios of pairs measured side by side, with the interval of the sign test.
 
-    The interval is [r_(k), r_(n+1-k)] for the largest k with P(Binomial(n, 1/2) < k) <= ERROR; with less than 5 pairs
-    there is none, and it is all of the line.
+    The interval is [r_(k), r_(n+1-k)] for the largest k with P(Binomial(n, 1/2) < k) <= ERROR. Fewer than 5 pairs have
+    none; then it is [0, inf].
 
     Source: Conover 1999, Practical Nonparametric Statistics, ch. 3.2.
     """
@@ -76,8 +76,8 @@ def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
 def unpaired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
     """Return the median of the ratios of all pairs (Hodges and Lehmann), with the interval of the Mann-Whitney test.
 
-    The interval is [r_(k), r_(mn+1-k)] for the largest k with P(U < k) <= ERROR, where U counts the pairs of one order
-    when both samples have one distribution; 3 against 3 values are the fewest that have one.
+    The interval is [r_(k), r_(mn+1-k)] for the largest k with P(U < k) <= ERROR, where U is the Mann-Whitney statistic
+    of two samples of one distribution. It takes at least 3 against 3 values.
 
     Source: Conover 1999, Practical Nonparametric Statistics, ch. 5.4.
     """
@@ -93,9 +93,9 @@ def unpaired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -
 
 
 def _orders(m: int, n: int) -> list[int]:
-    """Return for u = 0 to m n how many orders of m and n values have u pairs of the first before the second.
+    """Return, for u = 0 to m n, the number of orders of m and n values in which u pairs have the first value first.
 
-    The coefficients of the Gaussian binomial (m + n over m), by its product formula.
+    These are the coefficients of the Gaussian binomial (m + n over m), by its product formula.
     """
     counts = [1] + [0] * (m * n)
     for i in range(1, m + 1):
@@ -107,7 +107,7 @@ def _orders(m: int, n: int) -> list[int]:
 
 
 def check_rounds(num_rounds: int, *, paired: bool) -> None:
-    """Raise ConfigError where no outcome of so few rounds could be told from chance."""
+    """Raise ConfigError if no result of so few rounds could be told from chance."""
     fewest = 5 if paired else 3
     if num_rounds < fewest:
         raise ConfigError(
@@ -115,24 +115,21 @@ def check_rounds(num_rounds: int, *, paired: bool) -> None:
         )
 
 
-# -- results of rounds -----------------------------------------------------------------------------------------------
+# -- Measurements, and statistics over rounds.
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One configuration in one round: what was run, what it reached, and what the machine allowed just before.
-
-    `run` and `limits` are as ddppo.study.bench.measured and ddppo.study.bench.limits describe them.
-    """
+    """One configuration in one round."""
 
     round: int
-    code: str
+    code: str  # the name of the code
     workload: str
     world_size: int
     rule: str
     overrides: Sequence[str]
-    run: Mapping[str, float]
-    limits: Mapping[str, float]
+    run: Mapping[str, float]  # numbers of the run: study/bench/measured.py
+    limits: Mapping[str, float]  # of the machine just before: study/bench/limits.py
 
     @property
     def key(self) -> tuple[str, int, str]:
@@ -152,12 +149,12 @@ class Measurement:
 
     @property
     def relative_fps(self) -> float:
-        """Steps per second over what the machine allows, by measures that no code of ours takes part in."""
+        """Steps per second relative to limits of the machine that contain none of our code."""
         return self.run["fps"] / math.sqrt(self.limits["matrix_gflops"] * self.limits["calls_per_s"])
 
 
 def by_configuration(measurements: Iterable[Measurement], code: str) -> dict[str, list[Measurement]]:
-    """Return the measurements of `code` by the name of their configuration, each in the order of rounds."""
+    """Return the measurements of `code` by name of configuration, each in the order of rounds."""
     found: dict[str, list[Measurement]] = {}
     for each in measurements:
         if each.code == code:
@@ -166,10 +163,7 @@ def by_configuration(measurements: Iterable[Measurement], code: str) -> dict[str
 
 
 def medians(rounds: Sequence[Measurement]) -> dict[str, Any]:
-    """Return the medians over the rounds of one configuration, the range of fps, and the parts of an iteration.
-
-    The parts are fractions of t_iter.
-    """
+    """Return medians over the rounds of one configuration, the range of fps, and the parts as fractions of t_iter."""
     kept = {name: _median([each.run[name] for each in rounds]) for name in _KEPT}
     fps = [each.run["fps"] for each in rounds]
     return {
@@ -188,9 +182,9 @@ def medians(rounds: Sequence[Measurement]) -> dict[str, Any]:
 
 
 def speedups(measurements: Sequence[Measurement], code: str) -> list[dict[str, Any]]:
-    """Return S(W) and its fellow over the W before, pair by pair: steps/s over those of the same round.
+    """Return, for each W above 1, the speedup S(W) over W = 1 and over the next smaller W, by pairs of equal rounds.
 
-    strong: S is at most W. weak: the batch grows with W, and S is at most W too.
+    Under both scaling rules the ideal S is W (under weak scaling the batch grows with W).
     """
     found = by_configuration(measurements, code)
     rows = []
@@ -215,16 +209,16 @@ def speedups(measurements: Sequence[Measurement], code: str) -> list[dict[str, A
 
 
 def differences(measurements: Sequence[Measurement], code: str, other: str) -> dict[str, Ratio]:
-    """Return for each configuration how many times as fast `code` is as `other`, pair by pair of the same rounds."""
+    """Return, by configuration, the speed of `code` / the speed of `other`, by pairs of equal rounds."""
     ours, theirs = by_configuration(measurements, code), by_configuration(measurements, other)
     return {name: paired_ratio(_fps(ours[name]), _fps(theirs[name])) for name in ours}
 
 
 def differences_of_files(new: "Result", old: "Result") -> tuple[dict[str, Ratio], list[str]]:
-    """Return for each configuration that both hold how many times as fast it is in `new`, and remarks.
+    """Return, for each configuration in both results, its speed in `new` / its speed in `old`, and remarks.
 
-    Speeds count relative to what the machine allowed in the same round, for a shared machine is another every time.
-    Raises ConfigError where there is nothing to compare.
+    Speeds are relative to the machine's limits in the same round, because a shared machine is different every time.
+    Raises ConfigError if there is nothing to compare.
     """
     ratios, remarks = {}, []
     ours = by_configuration(new.measurements, new.code)
@@ -264,19 +258,20 @@ def _in_json(ratio: Ratio) -> dict[str, float]:
     return {"estimate": ratio.estimate, "low": ratio.low, "high": ratio.high}
 
 
-# -- files ----------------------------------------------------------------------------------------------------------
+# -- Files.
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A bench: where it is stored, all that describes it, and its measurements. `code`: what it measures."""
+    """The result of a bench."""
 
     path: str
-    about: Mapping[str, Any]
+    about: Mapping[str, Any]  # commit, machine, settings, ...
     measurements: Sequence[Measurement]
-    code: str
+    code: str  # the name of the measured code
 
     def in_json(self) -> dict[str, Any]:
+        """Return the content of the file."""
         found = by_configuration(self.measurements, self.code)
         return {
             "schema_version": SCHEMA_VERSION,
@@ -291,7 +286,7 @@ class Result:
         }
 
     def write(self) -> None:
-        """Write the whole as JSON, or append a line for each configuration where the path ends in .jsonl."""
+        """Write the result as JSON or, if the path ends in .jsonl, append a line for each configuration."""
         path = Path(self.path)
         whole = self.in_json()
         with stored(path.parent):
@@ -311,7 +306,7 @@ class Result:
 
 
 def read(path: str) -> Result:
-    """Read a result that `Result.write` wrote. Raises ConfigError where it is none."""
+    """Read a file that `Result.write` wrote. Raises ConfigError for any other file."""
     try:
         whole = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as e:
@@ -334,39 +329,39 @@ def read(path: str) -> Result:
     return Result(path, about, measurements, code)
 
 
-# -- tables for a terminal -------------------------------------------------------------------------------------------
+# -- Tables for the terminal.
 
 
 def table(measurements: Sequence[Measurement], code: str) -> str:
-    """Return a line per configuration: medians over rounds, the split of an iteration in %, fractions of the limits."""
+    """Return a line per configuration: medians over rounds, shares of an iteration, fractions of the limits."""
     gained = {row["configuration"]: row["S"] for row in speedups(measurements, code)}
     rows: list[Sequence[str]] = [
         (*_HEAD, *(f"{part.removeprefix('t_')} %" for part in EXCLUSIVE_PARTS), *_LIMITS)
     ]
     for name, rounds in by_configuration(measurements, code).items():
-        of = medians(rounds)
+        row = medians(rounds)
         gain = gained.get(name)
-        memory = of["memory_per_rank_mb"]
+        memory = row["memory_per_rank_mb"]
         rows.append(
             (
                 name,
-                f"{of['fps']:,.0f}",
-                f"{of['fps_low']:,.0f} to {of['fps_high']:,.0f}",
+                f"{row['fps']:,.0f}",
+                f"{row['fps_low']:,.0f} to {row['fps_high']:,.0f}",
                 f"{gain['estimate']:.2f}" if gain else "",
-                f"{of['start_up_s']:.1f}",
-                f"{1e3 * of['t_iter']:.1f}",
-                *(f"{100 * of['fractions'][part]:.0f}" for part in EXCLUSIVE_PARTS),
+                f"{row['start_up_s']:.1f}",
+                f"{1e3 * row['t_iter']:.1f}",
+                *(f"{100 * row['fractions'][part]:.0f}" for part in EXCLUSIVE_PARTS),
                 "?" if memory is None else f"{memory:.0f}",
-                f"{100 * of['of_env']:.1f} %",
-                f"{100 * of['of_matrix']:.1f} %",
-                f"{of['wait_us']:.0f}",
+                f"{100 * row['of_env']:.1f} %",
+                f"{100 * row['of_matrix']:.1f} %",
+                f"{row['wait_us']:.0f}",
             )
         )
     return "\n".join(aligned(rows, [0] * len(rows[0])))
 
 
 def limits(measurements: Sequence[Measurement]) -> str:
-    """Return the machine's limits that were measured beside the runs: lowest to highest over rounds."""
+    """Return the machine's limits, from lowest to highest over the rounds."""
     lines = []
     for name, rounds in by_configuration(measurements, measurements[0].code).items():
         found = [each.limits for each in rounds]
@@ -380,7 +375,7 @@ def limits(measurements: Sequence[Measurement]) -> str:
 
 
 def verdicts(ratios: Mapping[str, Ratio], tolerance: float, *, against: str) -> str:
-    """Return a line per configuration: how many times as fast, between which bounds, and what that means."""
+    """Return a line per configuration: the ratio of speeds, its interval, and the verdict."""
     rows: list[Sequence[str]] = [("", "times as fast", "90 % interval", "rounds", "verdict")]
     rows += [
         (name, f"{r.estimate:.3f}", f"{r.low:.3f} to {r.high:.3f}", str(r.count), r.verdict(tolerance))

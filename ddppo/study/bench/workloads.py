@@ -1,4 +1,7 @@
-"""What is measured: the workloads of experiment=bench/w1, ... and their configurations over W. Imports no torch."""
+"""Which runs does the bench measure? The workloads of experiment=bench/w1, ... over W and scaling rules.
+
+Imports no torch.
+"""
 
 import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,14 +16,16 @@ from ddppo.errors import ConfigError
 from ddppo.package import install_command
 
 CUSTOM = "custom"
-# workload -> the extra it needs, and a module that this brings
+# Workload -> the extra that it needs, and a module of that extra.
 _EXTRAS = {"W3": ("atari", "ale_py"), "W4": ("mujoco", "mujoco")}
-# What would be on the clock, or end a run before its time; in front, so that a user's own word comes last.
+# Settings without evaluations, checkpoints and displays, which would count in the measurement. They come first, so that
+# a user's own settings win.
 _QUIET = (
     *("eval.every_steps=0", "eval.final_episodes=0", "checkpoint.every_steps=0"),
     *("log.progress=none", "log.tensorboard=false", "dist.oversubscribe=warn"),
 )
-_FOREVER = "ppo.total_steps=1000000000000"  # a measured run is stopped, by the clock
+_FOREVER = "ppo.total_steps=1000000000000"  # the bench stops a run when its time is over
+# Settings that the bench decides, and the remedy.
 _OURS = {
     "dist.world_size": "use world_sizes=",
     "scaling": "use rules=",
@@ -34,10 +39,10 @@ _OURS = {
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A piece of work by the overrides that make it at the train door."""
+    """A kind of run."""
 
     name: str
-    overrides: tuple[str, ...]
+    overrides: tuple[str, ...]  # settings of `python -m ddppo.train`
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +59,7 @@ class Configuration:
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """What `python -m ddppo.train` is given, but for the run's folder."""
+        """The settings of `python -m ddppo.train`, except for the run's folder."""
         return (
             *_QUIET,
             *self.workload.overrides,
@@ -68,19 +73,19 @@ def fixed_names() -> list[str]:
 
 
 def fixed(name: str, overrides: Sequence[str] = ()) -> Workload:
-    """Return a fixed workload, changed by `overrides`. Raises ConfigError for a name that is none."""
+    """Return a fixed workload with more `overrides`. Raises ConfigError for an unknown name."""
     names = fixed_names()
     if name.upper() not in names:
         raise ConfigError(
-            f"workloads={name}: there are {', '.join(names)}{near(name.upper(), names)}; your own settings alone "
-            "are measured where they choose env= or experiment="
+            f"workloads={name}: there are {', '.join(names)}{near(name.upper(), names)}; to measure your own settings "
+            "instead, choose env= or experiment="
         )
     preset: Any = OmegaConf.to_container(OmegaConf.load(_presets() / f"{name.lower()}.yaml"))
     return Workload(name.upper(), (*as_overrides(preset), *overrides))
 
 
 def missing_extra(workload: Workload) -> str | None:
-    """Return why a fixed workload cannot run here, or None: it needs packages that are not installed."""
+    """Return the packages that a fixed workload needs and that are not installed, as a remark; None if it can run."""
     extra, module = _EXTRAS.get(workload.name, (None, ""))
     if extra is None or importlib.util.find_spec(module) is not None:
         return None
@@ -88,9 +93,9 @@ def missing_extra(workload: Workload) -> str | None:
 
 
 def as_overrides(preset: Mapping[str, Any]) -> list[str]:
-    """Return the overrides that do what a preset of conf/experiment does, also where it does not exist.
+    """Return the settings of a preset of conf/experiment as overrides.
 
-    An older commit has no such file, or had another under its name.
+    Another commit, which the bench may compare with, may have no such preset, or another one under its name.
     """
     chosen = [
         f"{group.removeprefix('override /')}={option}"
@@ -111,14 +116,14 @@ def _flattened(section: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 def configurations(
     workload: Workload, world_sizes: Sequence[int], rules: Sequence[str]
 ) -> list[Configuration]:
-    """Return the workload at each W under each rule; at W = 1 the rules are the same."""
+    """Return the workload at each W under each rule; W = 1 appears once, because all rules are equal there."""
     return [
         Configuration(workload, w, rule) for rule in rules for w in world_sizes if w > 1 or rule == rules[0]
     ]
 
 
 def check_overrides(overrides: Sequence[str]) -> None:
-    """Refuse what the bench itself decides."""
+    """Raise ConfigError for settings that the bench decides."""
     for override in overrides:
         key = override.partition("=")[0].lstrip("+~")
         if override.startswith("-"):
