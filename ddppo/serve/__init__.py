@@ -1,4 +1,9 @@
-"""Environments behind a socket: the server (`python -m ddppo.serve`), and its clients, env.backend=remote."""
+"""Environments behind a WebSocket: the server (`python -m ddppo.serve`) and its client (env.backend=remote).
+
+Server, in reading order: server.py (start), app.py (routes), session.py (one client), slots/ (one process for each
+environment), protocol.py (messages), limits.py. Client: client/served.py (checks before a run), client/connection.py
+(one session), client/sessions.py (pools of sessions), client/backend.py (the VecEnv of a rank).
+"""
 
 from ddppo.plugins import Backend, Plugin
 

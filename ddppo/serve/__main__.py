@@ -1,4 +1,4 @@
-"""The door `python -m ddppo.serve`: environments behind a WebSocket address."""
+"""The command `python -m ddppo.serve`: serves environments at a WebSocket address."""
 
 import logging
 import sys
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def _part(kind: type[T], options: ServeOptions) -> T:
-    """Return the settings of one kind that the options hold."""
+    """Return the dataclass `kind` with the options of the same names."""
     names = {each.name for each in fields(kind)} & {each.name for each in fields(options)}  # type: ignore[arg-type]
     return kind(**{name: getattr(options, name) for name in names})
 

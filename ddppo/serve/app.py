@@ -1,15 +1,16 @@
 """The server's routes: /ws (a session), /reset, /step and /state (one request each), /health, /metrics and /schema.
 
-A client is refused at the handshake, by an HTTP answer (ASGI's websocket.http.response): 401 without the token, 403
-from a web page, 503 where all slots are held. Whoever is connected has a slot. A refusal is a line of JSON in the log.
+A client is refused at the handshake by an HTTP answer (ASGI's websocket.http.response): 401 without the token, 403
+from a web page, 503 if all slots are held. So every connected client has a slot. A refusal is a line of JSON in the
+log.
 
-OpenEnv's routes without a session borrow a world for one request, which is gone after it:
+Routes of OpenEnv without a session use a fresh world for one request:
 
 POST /reset {"seed": 7}                        -> {"observation", "reward", "done"}
-POST /step  {"action": {"action": 1}, "seed": 7} -> the same: the first step of an episode that begins with the seed
-GET /state                                     -> {"episode_id", "step_count"} of a world that nobody has used
+POST /step  {"action": {"action": 1}, "seed": 7} -> the same, after the first step of an episode with this seed
+GET /state                                     -> {"episode_id", "step_count"} of an unused world
 
-400 and 422 for what the client did wrong, 500 for what the environment raised, 503 where all slots are held.
+They answer 400 and 422 for mistakes of the client, 500 for errors of the environment, 503 if all slots are held.
 """
 
 import asyncio
@@ -40,9 +41,9 @@ from ddppo.spaces import ArraySpec, EnvSpec
 ROUTES = {"/reset": RESET_ONCE, "/step": STEP_ONCE}
 UNUSED = {"episode_id": None, "step_count": 0}
 _STATUS = {BAD: 422, FAILED_STEP: 500}
-_LOOK_S = 0.25  # between two looks for overdue sessions
-_LEAVE_S = 5.0
-_LEAVING_S = 0.5  # a client waits so long for slots that were left a moment ago, before it is refused
+_LOOK_S = 0.25  # interval of checks for overdue sessions
+_LEAVE_S = 5.0  # for all sessions to end when the server stops
+_LEAVING_S = 0.5  # before a client is refused, it waits for slots that are just being released
 
 _REFUSALS = ("full", "not_ready", "token", "origin", "size", "late")
 _DROPS = ("crowd", "late", "pings", "fragments")
@@ -50,21 +51,21 @@ _DROPS = ("crowd", "late", "pings", "fragments")
 log = logging.getLogger(__name__)
 
 
-async def asked_once(slot: Slot, what: bytes, body: bytes, limits: Limits) -> tuple[int, bytes]:
-    """Ask a slot's world one thing; return the answer's status and content. Raises TimeoutError, ConnectionError."""
+async def ask_once(slot: Slot, what: bytes, body: bytes, limits: Limits) -> tuple[int, bytes]:
+    """Send one request to a slot; return HTTP status and content. Raises TimeoutError, ConnectionError."""
     answered: asyncio.Future[tuple[bytes, bytes]] = asyncio.get_running_loop().create_future()
 
-    def lost(why: str) -> None:
+    def on_end(why: str) -> None:
         if not answered.done():
             answered.set_exception(ConnectionError(why))
 
-    def heard(kind: bytes, content: bytes) -> None:
+    def on_frame(kind: bytes, content: bytes) -> None:
         if not answered.done():
             answered.set_result((kind, content))
 
-    wire = await SlotWire.of(slot.line, limits.max_message_bytes, heard, lost)
+    wire = await SlotWire.of(slot.line, limits.max_message_bytes, on_frame, on_end)
     try:
-        wire.say(what, body)
+        wire.send(what, body)
         kind, content = await asyncio.wait_for(answered, limits.step_s)
         return _STATUS.get(kind, 200), content
     finally:
@@ -72,12 +73,12 @@ async def asked_once(slot: Slot, what: bytes, body: bytes, limits: Limits) -> tu
 
 
 def schemas(spec: EnvSpec) -> dict[str, Any]:
-    """Return what OpenEnv's /schema tells: JSON schemas of an action, an observation and a state."""
-    parts = {"obs": _observed(spec.obs)}
+    """Return the JSON schemas of an action, an observation and a state, as OpenEnv's /schema has them."""
+    parts = {"obs": _obs_schema(spec.obs)}
     if spec.mask_size is not None:
         parts["mask"] = {"type": "array"}
     return {
-        "action": _object({"action": _acted(spec)}),
+        "action": _object({"action": _action_schema(spec)}),
         "observation": _object(parts),
         "state": _object({"episode_id": {"type": ["string", "null"]}, "step_count": {"type": "integer"}}),
     }
@@ -87,9 +88,9 @@ def _object(properties: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
-def _observed(obs: ArraySpec | dict[str, ArraySpec]) -> dict[str, Any]:
+def _obs_schema(obs: ArraySpec | dict[str, ArraySpec]) -> dict[str, Any]:
     if isinstance(obs, dict):
-        return _object({key: _observed(part) for key, part in obs.items()})
+        return _object({key: _obs_schema(part) for key, part in obs.items()})
     if obs.dtype == "text":
         return {"type": "string", "maxLength": obs.shape[0]}
     schema: dict[str, Any] = {"type": "number" if obs.is_float else "integer"}
@@ -98,7 +99,7 @@ def _observed(obs: ArraySpec | dict[str, ArraySpec]) -> dict[str, Any]:
     return schema
 
 
-def _acted(spec: EnvSpec) -> dict[str, Any]:
+def _action_schema(spec: EnvSpec) -> dict[str, Any]:
     action = spec.action
     match action.kind:
         case "text":
@@ -114,10 +115,15 @@ def _acted(spec: EnvSpec) -> dict[str, Any]:
 
 
 class Server:
-    """What the routes share. name: of the environment that is served."""
+    """The state that all routes share: the pool of slots, the sessions, and counters."""
 
     def __init__(
-        self, pool: SlotPool, spec: EnvSpec, limits: Limits, token: str | None, name: str = ""
+        self,
+        pool: SlotPool,
+        spec: EnvSpec,
+        limits: Limits,
+        token: str | None,
+        name: str = "",  # of the served environment
     ) -> None:
         self.pool = pool
         self.name = name
@@ -126,39 +132,44 @@ class Server:
         self.counts: Counter[str] = Counter()
         self.sessions: set[Session] = set()
         self._token = None if token is None else token.encode()
-        self._waiters = ThreadPoolExecutor(
-            pool.size, "slot"
-        )  # as many as can wait for a slot that is being made
-        self._is_leaving = False
+        # Threads in which clients wait for a slot that is being made; at most one for each slot.
+        self._waiters = ThreadPoolExecutor(pool.size, "slot")
+        self._is_stopping = False
 
     def refusal(self, connection: WebSocket | Request) -> Response | None:
-        """Return what to answer to a client that may not connect: without the token, or a web page of another's."""
+        """Return the answer to a client that may not connect, None if it may.
+
+        Web pages may not: a page of any site, open in a browser on this machine, could otherwise use the server.
+        """
+        # compare_digest takes the same time for all wrong tokens, so that none can be guessed letter by letter.
         given = connection.headers.get("authorization", "").encode()
         if self._token is not None and not hmac.compare_digest(given, b"Bearer " + self._token):
-            said = "the header Authorization: Bearer <token> is missing or wrong"
-            return self._refused(connection, 401, "token", {"error": said})
+            error = "the header Authorization: Bearer <token> is missing or wrong"
+            return self._refuse(connection, 401, "token", {"error": error})
         if "origin" in connection.headers:
-            return self._refused(connection, 403, "origin", {"error": "web pages may not connect"})
+            return self._refuse(connection, 403, "origin", {"error": "web pages may not connect"})
         return None
 
-    def _refused(
-        self, connection: WebSocket | Request, status: int, reason: str, said: dict[str, Any],
+    def _refuse(
+        self, connection: WebSocket | Request, status: int, reason: str, content: dict[str, Any],
         headers: dict[str, str] | None = None,
     ) -> Response:  # fmt: skip
+        """Count and log a refusal; return the answer."""
         self.counts[f"refused_{reason}"] += 1
         client = connection.client
-        told = {
+        event = {
             "event": "refused",
             "status": status,
             "reason": reason,
             "client": None if client is None else f"{client.host}:{client.port}",
             "path": connection.url.path[:100],
         }
-        log.warning("%s", json.dumps(told | said))
-        return _json(status, said, headers)
+        log.warning("%s", json.dumps(event | content))
+        return _json(status, content, headers)
 
     async def session(self, socket: WebSocket) -> None:
-        """Lend a client a slot until its session ends, however it ends."""
+        """Lend a client a slot until its session ends, for whatever reason."""
+        # 1. Token and origin, then a slot. Without a slot there is no handshake.
         answer = self.refusal(socket)
         slot = None
         if answer is None:
@@ -167,6 +178,7 @@ class Server:
             assert answer is not None
             await socket.send_denial_response(answer)
             return
+        # 2. The session.
         why = GONE
         try:
             await socket.accept()
@@ -177,35 +189,38 @@ class Server:
             finally:
                 self.sessions.discard(session)
         except WebSocketDisconnect:
-            pass  # before it was accepted
+            pass  # the client left before it was accepted
+        # 3. The slot goes back in every case, and a session that ended early is logged.
         finally:
             self.pool.release(slot)
             self.counts["sessions"] += 1
         if why not in (GONE, AS_ASKED):
-            told = {"event": "ended", "client": f"{socket.client}", "slot": slot.index, "why": why}
-            log.warning("%s", json.dumps(told))
+            event = {"event": "ended", "client": f"{socket.client}", "slot": slot.index, "why": why}
+            log.warning("%s", json.dumps(event))
 
     async def once(self, request: Request, what: bytes) -> Response:
         """Lend a client a slot for one request."""
         if (refused := self.refusal(request)) is not None:
             return refused
+        # 1. Read the request, within its limits of size and time.
         body = bytearray()
         try:
             async with asyncio.timeout(self.limits.request_s):
                 async for part in request.stream():
                     body += part
                     if len(body) > self.limits.max_message_bytes:
-                        said = {"error": f"a request has at most {self.limits.max_message_bytes} bytes"}
-                        return self._refused(request, 413, "size", said, {"connection": "close"})
+                        error = {"error": f"a request has at most {self.limits.max_message_bytes} bytes"}
+                        return self._refuse(request, 413, "size", error, {"connection": "close"})
         except (TimeoutError, ClientDisconnect):
-            said = {"error": f"the request was not sent within {self.limits.request_s:g} s"}
-            return self._refused(request, 408, "late", said, {"connection": "close"})
+            error = {"error": f"the request was not sent within {self.limits.request_s:g} s"}
+            return self._refuse(request, 408, "late", error, {"connection": "close"})
+        # 2. Answer it in a fresh world.
         slot, answer = await self._slot(request)
         if slot is None:
             assert answer is not None
             return answer
         try:
-            status, content = await asked_once(slot, what, bytes(body), self.limits)
+            status, content = await ask_once(slot, what, bytes(body), self.limits)
         except (TimeoutError, ConnectionError) as e:
             self.counts["lost"] += 1
             why = str(e) or f"the environment gave no answer within {self.limits.step_s:g} s"
@@ -217,51 +232,54 @@ class Server:
         return Response(content, status, media_type="application/json")
 
     async def _slot(self, connection: WebSocket | Request) -> tuple[Slot | None, Response | None]:
+        """Return a slot, or the refusal if there is none."""
         try:
             end = time.monotonic() + _LEAVING_S
             while True:
                 try:
-                    return await self._acquired(), None
+                    return await self._acquire(), None
                 except PoolExhausted:
                     if time.monotonic() > end:
                         raise
                 await asyncio.sleep(_LEAVING_S / 10)
         except PoolExhausted as e:
-            said = {"error": str(e), "held": e.num_held, "size": e.size}
-            return None, self._refused(connection, 503, "full", said, {"retry-after": "1"})
+            content = {"error": str(e), "held": e.num_held, "size": e.size}
+            return None, self._refuse(connection, 503, "full", content, {"retry-after": "1"})
         except SlotNotReady as e:
-            said = {"error": str(e), "held": self.pool.num_held, "size": self.pool.size}
-            return None, self._refused(connection, 503, "not_ready", said, {"retry-after": "5"})
+            content = {"error": str(e), "held": self.pool.num_held, "size": self.pool.size}
+            return None, self._refuse(connection, 503, "not_ready", content, {"retry-after": "5"})
 
-    async def _acquired(self) -> Slot:
-        if self._is_leaving:
+    async def _acquire(self) -> Slot:
+        if self._is_stopping:
             raise SlotNotReady("the server is stopping")
         if self.pool.num_free:
-            with suppress(SlotNotReady):  # another was quicker; one is still being made
+            with suppress(SlotNotReady):  # another client was quicker
                 return self.pool.acquire()
+        # No slot is ready: wait in a thread. If the client leaves meanwhile, the slot must not stay acquired.
         acquired = asyncio.get_running_loop().run_in_executor(
             self._waiters, self.pool.acquire, self.limits.ready_s
         )
         try:
             return await asyncio.shield(acquired)
         except asyncio.CancelledError:
-            acquired.add_done_callback(self._give_back)
+            acquired.add_done_callback(self._release)
             raise
 
-    def _give_back(self, acquired: "asyncio.Future[Slot]") -> None:
+    def _release(self, acquired: "asyncio.Future[Slot]") -> None:
         if not acquired.cancelled() and acquired.exception() is None:
             self.pool.release(acquired.result())
 
     async def watch(self) -> None:
+        """End overdue sessions, for as long as the server runs."""
         while True:
             await asyncio.sleep(_LOOK_S)
             now = time.monotonic()
             for session in list(self.sessions):
                 session.stop_if_overdue(now)
 
-    async def leave(self) -> None:
+    async def stop(self) -> None:
         """End all sessions, within 5 s, and the pool."""
-        self._is_leaving = True
+        self._is_stopping = True
         for session in list(self.sessions):
             session.stop(RESTART, "the server is stopping")
         end = time.monotonic() + _LEAVE_S
@@ -271,7 +289,10 @@ class Server:
         self._waiters.shutdown(wait=False, cancel_futures=True)
 
     def metrics(self) -> str:
-        """Return the numbers in Prometheus's text format, version 0.0.4."""
+        """Return all counters in Prometheus's text format, version 0.0.4.
+
+        (https://prometheus.io/docs/instrumenting/exposition_formats/)
+        """
         pool, counts = self.pool, self.counts
         refused = {reason: counts[f"refused_{reason}"] for reason in _REFUSALS}
         dropped = {reason: counts[f"dropped_{reason}"] for reason in _DROPS}
@@ -312,7 +333,7 @@ def make_app(server: Server) -> FastAPI:
             yield
         finally:
             watching.cancel()
-            await server.leave()
+            await server.stop()
 
     app = FastAPI(title="ddppo environments", lifespan=life, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.server = server
@@ -328,7 +349,9 @@ def make_app(server: Server) -> FastAPI:
     @app.get("/health")
     async def health() -> Response:
         numbers = {"size": pool.size, "held": pool.num_held, "free": pool.num_free}
-        status = "unhealthy" if pool.trouble else "healthy"  # the cause is in the log, not for everybody
+        status = (
+            "unhealthy" if pool.trouble else "healthy"
+        )  # the cause is in the log; this route needs no token
         return _json(503 if pool.trouble else 200, {"status": status, **numbers})
 
     @app.get("/metrics")
@@ -339,9 +362,9 @@ def make_app(server: Server) -> FastAPI:
     @app.get("/schema")
     async def schema(request: Request) -> Response:
         operations = {op: sorted(fields) for op, fields in FIELDS.items()}
-        said = {"protocol": PROTOCOL, "env": server.name, "spec": plain_spec(spec), "requests": operations}
-        said |= schemas(spec)
-        return server.refusal(request) or _json(200, said)
+        content = {"protocol": PROTOCOL, "env": server.name, "spec": plain_spec(spec), "requests": operations}
+        content |= schemas(spec)
+        return server.refusal(request) or _json(200, content)
 
     return app
 

@@ -1,4 +1,4 @@
-"""What one client may ask of a server, and what the process of a world may use of the machine."""
+"""The limits of a client (`Limits`), and of the process of a world (`Confinement`)."""
 
 import ctypes
 import os
@@ -10,42 +10,36 @@ from fnmatch import fnmatchcase
 
 from ddppo.processes.signals import die_with_parent, take_in_orphans
 
-# What a program needs to run at all. HOME and TMPDIR are the world's own folder.
+# Environment variables that programs need to run. HOME and TMPDIR are the world's own folder.
 _VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_*", "TZ", "*_NUM_THREADS")
-_PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 4, 38
+_PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 4, 38  # linux/prctl.h
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """max_message_bytes: of a request or a reply. messages_per_s: of a session; what comes faster waits, unread.
+    """The limits of a client; times in seconds."""
 
-    idle_s: a session without a request for so long is ended. step_s: a world that does not answer a request within it
-    is ended with its session. send_s: so is one if its client does not take an answer. ready_s: how long a client may
-    wait at the handshake while its slot is being made. max_in_flight: requests of a session that wait for answers.
-    max_connections: all of them. request_s: a connection has to bring a whole request within it.
-    """
-
-    max_message_bytes: int = 2**20
-    messages_per_s: float = 10_000.0
-    idle_s: float = 300.0
-    step_s: float = 60.0
-    send_s: float = 10.0
-    ready_s: float = 10.0
-    max_in_flight: int = 16
-    max_connections: int = 1024
-    request_s: float = 10.0
+    max_message_bytes: int = 2**20  # of a request or an answer
+    messages_per_s: float = 10_000.0  # of a session; further messages wait unread
+    idle_s: float = 300.0  # a session without a request for so long is ended
+    step_s: float = 60.0  # a world that does not answer a request in this time is ended, with its session
+    send_s: float = 10.0  # a client that does not take an answer in this time loses its session
+    ready_s: float = 10.0  # a client may wait so long at the handshake while its slot is being made
+    max_in_flight: int = 16  # requests of a session that wait for answers
+    max_connections: int = 1024  # of the server
+    request_s: float = 10.0  # a connection has to send a complete request in this time
 
 
 class Allowance:
-    """So many messages a second on average, a second's worth at once."""
+    """A rate limit by a token bucket: `per_s` messages a second on average, and `per_s` at once."""
 
     def __init__(self, per_s: float) -> None:
         self._per_s = per_s
-        self._left = per_s
-        self._at: float | None = None
+        self._left = per_s  # messages that may pass at once
+        self._at: float | None = None  # of the last message
 
     def wait_s(self, now: float) -> float:
-        """Take one message; return how long it has to wait."""
+        """Count one message; return the seconds that it has to wait."""
         if self._at is not None:
             self._left = min(self._per_s, self._left + (now - self._at) * self._per_s)
         self._at = now
@@ -53,26 +47,24 @@ class Allowance:
         return max(0.0, -self._left / self._per_s)
 
 
-# -- what the process of a world may use -----------------------------------------------------------------------------
+# -- the limits of the process of a world ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """max_files: open at once. max_file_mb: of one file. max_memory_mb: of addresses, which libraries take generously.
+    """The resources of the process of a world."""
 
-    max_processes: of the world's user, threads included; the kernel holds root to none. first_uid: the world of slot i
-    is the user first_uid + i, which takes a server that is root: the kernel then keeps worlds from one another.
-    """
-
-    max_files: int = 256
-    max_file_mb: int = 1024
-    max_processes: int | None = None
-    max_memory_mb: int | None = None
+    max_files: int = 256  # open at once
+    max_file_mb: int = 1024  # size of a file
+    max_processes: int | None = None  # of the world's user, threads included; the kernel does not limit root
+    max_memory_mb: int | None = None  # address space, of which libraries reserve more than they use
+    # The world of slot i runs as user first_uid + i, so that the kernel separates worlds. The server has to be root.
     first_uid: int | None = None
 
 
 def confine(limits: Confinement, slot: int) -> None:
-    """Take from this process what a world does not need, for good, and from all that it starts."""
+    """Limit this process, and all processes that it starts, for good."""
+    # 1. Resource limits, never above the hard limits that hold already.
     megabyte = 2**20
     table = [
         (resource.RLIMIT_CORE, 0),
@@ -87,22 +79,25 @@ def confine(limits: Confinement, slot: int) -> None:
         _, hard = resource.getrlimit(what)
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(what, (most, most))
+    # 2. Another user: groups first, because a process that is no longer root cannot drop them.
     parent = os.getppid()
     if limits.first_uid is not None:
         user = limits.first_uid + slot
         os.setgroups([])
-        os.setregid(user, user)  # and the saved one
+        os.setregid(user, user)  # sets the saved ids as well
         os.setreuid(user, user)
+    # 3. No way back to more rights.
     if sys.platform == "linux":
         prctl = ctypes.CDLL(None, use_errno=True).prctl
-        prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)  # no setuid program makes it another user
-        prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # others of its user read neither its memory nor its variables
+        prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)  # setuid programs do not change the user
+        prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # processes of the same user cannot read its memory or variables
+    # 4. End with the server. This comes last: the kernel clears the death signal when the user changes.
     take_in_orphans()
-    die_with_parent(parent)  # which another user forgets
+    die_with_parent(parent)
 
 
 def variables(of: Mapping[str, str], kept: Iterable[str], folder: str) -> dict[str, str]:
-    """Return the environment variables of a world: those that programs need, its folder, and those `kept`."""
+    """Return the environment variables of a world: those that programs need, those in `kept`, and its folder."""
     names = (*_VARIABLES, *kept)
     own = {name: value for name, value in of.items() if any(fnmatchcase(name, each) for each in names)}
     return {"HOME": folder, "TMPDIR": folder} | own

@@ -1,19 +1,23 @@
-"""What a client and a served environment say: protocol ddppo/1, in JSON (text frames) or MessagePack (binary frames).
+"""Protocol ddppo/1 between a client and a served environment, in JSON (text frames) or MessagePack (binary frames).
 
     {"id": 1, "op": "describe"}                          -> {"id": 1, "protocol": "ddppo/1", "spec": {...}}
     {"id": 2, "op": "reset", "seed": 7, "options": {}}    -> {"id": 2, "obs": ..., "mask": ..., "info": {...}}
     {"id": 3, "op": "step", "action": 1, "goes_on": true} -> {"id": 3, "obs": ..., "mask": ..., "info": {...},
                                                             "reward": 1.0, "terminated": false, "truncated": false,
                                                             "final_obs": ...}
-    what could not be done                               -> {"id": 3, "error": {"code": ..., "message": ...}}
+    an error                                             -> {"id": 3, "error": {"code": ..., "message": ...}}
 
-The answer carries the id of its question, so a late one is never taken for another's. An observation is text, an
-array, or a map of arrays by their paths, as the spec has it: nested lists in JSON, the bytes of its numbers in
-MessagePack (row by row, little-endian). mask is there where the spec has one. info holds what of the environment's is
-one plain value by a name. With goes_on the step that ends an episode resets: obs and info are then what follows,
-final_obs how it ended. Actions are text, or as a model gives them: a number, or a list of them.
+An answer has the id of its request, so that a late answer is never taken for that of another request.
+- obs is text, an array, or a map of arrays by their paths, as in the spec: nested lists in JSON; in MessagePack, the
+bytes
+  of the numbers, row by row, little-endian.
+- mask is present if the spec has one.
+- info holds the entries of the environment's info that are single plain values.
+- goes_on: true resets the environment if the step ends an episode. Then obs and info are those of the next episode, and
+  final_obs is the last observation of the old one.
+- action is text, a number, or a list of numbers, as a model returns it.
 
-Everything is checked against the spec on both sides; nothing is unpickled.
+Both sides check everything against the spec. Nothing is unpickled.
 """
 
 import json
@@ -31,21 +35,22 @@ from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec, each
 
 PROTOCOL = "ddppo/1"
 JSON, MSGPACK = b"j", b"m"
-FIELDS = {  # what a request may hold besides id and op
+# Fields of a request besides id and op.
+FIELDS = {
     "describe": set[str](),
     "reset": {"seed", "options"},
     "step": {"action", "goes_on"},
 }
-_MOST = 2**53  # ids and seeds are numbers that JSON holds in every language
+_MOST = 2**53  # ids and seeds are integers that JSON holds exactly in every language
 _DTYPES = ("uint8", "float32", "float64", "text")
 _KINDS = ("discrete", "multi_discrete", "multi_binary", "box", "text")
 
 
 class BadMessage(ValueError):
-    """A message that is not of this protocol; `code` for programs, `id` where it could be read."""
+    """A message breaks the protocol. `code` is for programs; `id` is that of the message if it could be read."""
 
-    def __init__(self, code: str, said: str, id: int | None = None) -> None:
-        super().__init__(said)
+    def __init__(self, code: str, message: str, id: int | None = None) -> None:
+        super().__init__(message)
         self.code = code
         self.id = id
 
@@ -54,14 +59,14 @@ class BadMessage(ValueError):
 
 
 def encoded(kind: bytes, message: dict[str, Any]) -> bytes:
-    """Return a message as bytes. Raises ValueError for what JSON cannot hold (NaN, infinity)."""
+    """Return a message as bytes. Raises ValueError for numbers that JSON cannot hold (NaN, infinity)."""
     if kind == MSGPACK:
         return msgpack.packb(message)
     return json.dumps(message, allow_nan=False, separators=(",", ":")).encode()
 
 
 def decoded(kind: bytes, content: bytes) -> dict[str, Any]:
-    """Return the map that `content` holds. Raises BadMessage."""
+    """Return the message in `content`. Raises BadMessage."""
     try:
         message = msgpack.unpackb(content) if kind == MSGPACK else json.loads(content)
     except (ValueError, RecursionError, msgpack.UnpackException) as e:
@@ -73,7 +78,7 @@ def decoded(kind: bytes, content: bytes) -> dict[str, Any]:
 
 
 def checked(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a request with the right id, op and names of fields. Raises BadMessage."""
+    """Return the request if its id, op, seed, options and names of fields are valid. Raises BadMessage."""
     id, op = message.get("id"), message.get("op")
     if not _is_whole(id):
         raise BadMessage("VALIDATION_ERROR", f"id must be a whole number from 0 to {_MOST - 1}")
@@ -92,7 +97,7 @@ def checked(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def action_of(message: dict[str, Any], spec: ActionSpec) -> np.ndarray | str:
-    """Return the action `[*spec.shape]`, or the text, of a step. Raises BadMessage unless the spec describes it."""
+    """Return the action `[*spec.shape]`, or text, of a step. Raises BadMessage if it is not in the action space."""
     given, id = message.get("action"), message["id"]
     if spec.kind == "text":
         if not isinstance(given, str) or len(given) > spec.sizes[0]:
@@ -119,7 +124,7 @@ def action_of(message: dict[str, Any], spec: ActionSpec) -> np.ndarray | str:
 
 
 def info_of(value: Any) -> dict[str, Any]:
-    """Return an info. Raises BadMessage where it is no map of plain values by names."""
+    """Return the info of an answer. Raises BadMessage if it is not a map of names to plain values."""
     if not isinstance(value, dict) or scalars(value) != value:
         raise BadMessage("VALIDATION_ERROR", "info must be a map of plain values by names")
     return value
@@ -143,7 +148,7 @@ def plain(kind: bytes, array: np.ndarray) -> Any:
 
 
 def obs_of(spec: ArraySpec | dict[str, ArraySpec], value: Any) -> ObsArrays | str:
-    """Return the arrays of an observation, or its text. Raises BadMessage where the spec does not describe them."""
+    """Return the arrays of an observation, or its text. Raises BadMessage if they do not fit the spec."""
     if not isinstance(spec, dict):
         if spec.dtype == "text":
             if not isinstance(value, str) or len(value) > spec.shape[0]:
@@ -173,12 +178,13 @@ def array_of(value: Any, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def plain_spec(spec: EnvSpec) -> dict[str, Any]:
-    """Return a spec as JSON holds it."""
+    """Return a spec as plain values for JSON."""
     return asdict(spec)
 
 
 def spec_of(value: Any) -> EnvSpec:
-    """Return the spec that a server tells. Raises BadMessage where it is none."""
+    """Return the spec in a server's answer. Raises BadMessage if it is not valid."""
+    # A server is not trusted: check the type of every value, and catch what a wrong structure raises.
     try:
         obs, action = value["obs"], value["action"]
         is_one = isinstance(obs.get("dtype"), str)

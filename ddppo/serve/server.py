@@ -1,4 +1,4 @@
-"""A server from settings to its end: the pool is made, the port is listened on, sessions are served."""
+"""Starting and stopping a server: `serve` blocks, `served` runs it in a thread, `listening` does the work of both."""
 
 import ipaddress
 import logging
@@ -22,30 +22,27 @@ from ddppo.spaces import EnvSpec
 
 log = logging.getLogger(__name__)
 
-_UNTAKEN_MS = 20_000  # the kernel drops a connection if its client takes nothing for so long
+_UNTAKEN_MS = 20_000  # the kernel drops a connection whose client acknowledges no data for so long
 
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
-    """port 0 takes a free one. token: what clients must know; None only where host is this machine's own.
+    """All settings of a server."""
 
-    keep_env, prints: as `Worlds` takes them. spec: what env is; None has it made once to see.
-    """
-
-    env: EnvConfig
-    pool: int = 8
+    env: EnvConfig  # the environment that it serves
+    pool: int = 8  # number of slots
     host: str = "127.0.0.1"
-    port: int = 8000
-    token: str | None = None
+    port: int = 8000  # 0 takes a free one
+    token: str | None = None  # that clients must send; None is allowed on loopback only
     limits: Limits = field(default_factory=Limits)
     confinement: Confinement = field(default_factory=Confinement)
-    keep_env: tuple[str, ...] = ()
-    prints: bool = False
-    spec: EnvSpec | None = None
+    keep_env: tuple[str, ...] = ()  # environment variables that worlds see, too; * for any letters
+    prints: bool = False  # worlds print where the server prints
+    spec: EnvSpec | None = None  # of env; None: make the environment once and look
 
 
 def check(settings: ServeSettings) -> None:
-    """Raise ConfigError for a server that everybody could use."""
+    """Raise ConfigError for settings that would let anybody use the server, or that need root."""
     if settings.token is None and not _is_loopback(settings.host):
         raise ConfigError(
             f"host={settings.host} can be reached from other machines: set token_file=<file>, whose first line "
@@ -81,7 +78,7 @@ def served(settings: ServeSettings) -> Iterator[str]:
 
 
 def _is_no_false_alarm(record: logging.LogRecord) -> bool:
-    """uvicorn's newest WebSocket protocol takes a refusal by websocket.http.response for one that was forgotten."""
+    """Return False for an error that uvicorn logs by mistake when a handshake is refused by an HTTP answer."""
     return record.msg != "ASGI callable returned without completing handshake."
 
 
@@ -89,7 +86,8 @@ def _is_no_false_alarm(record: logging.LogRecord) -> bool:
 def listening(
     settings: ServeSettings, listener: socket.socket | None = None
 ) -> Iterator[tuple[socket.socket, uvicorn.Server]]:
-    """Yield a server with its slots ready, and where it is to listen: at host and port, or at `listener`."""
+    """Yield a socket and a server with all slots ready. The socket is `listener`, else a new one at host and port."""
+    # 1. Settings, the spec, and the port: mistakes show before a process starts.
     check(settings)
     spec = settings.spec or probe(settings.env)
     listener = listener or _listener(settings)
@@ -98,6 +96,7 @@ def listening(
     with listener:
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNTAKEN_MS)
+        # 2. The slots, one process each.
         modules = (settings.env.id.rpartition(":")[0], spec.forked_from)
         pool = SlotPool(
             settings.env, spec, settings.pool, confinement=settings.confinement,
@@ -105,6 +104,7 @@ def listening(
         )  # fmt: skip
         try:
             pool.wait_until_ready(60.0 + settings.pool)
+            # 3. uvicorn with bounded protocols.
             state = Server(pool, spec, limits, settings.token, settings.env.id)
             http, ws = protocols(limits, state.counts)
             yield listener, uvicorn.Server(uvicorn.Config(

@@ -1,12 +1,11 @@
-"""One client's session: messages between its socket and the process of its slot, until either ends or is overdue.
+"""`Session` passes messages between a client's socket and the process of its slot; `protocols` bounds connections.
 
-The server reads no message: it passes frames on, counts them and limits their size, rate and number in flight. Nothing
-more is read from a client that has reached its limit, so what it sends waits in its own buffers. A world is trusted no
-more than a client: it may say as much as it was asked.
+The server does not parse messages. It forwards frames, counts them, and limits their size, rate and number in flight.
+It stops reading from a client at a limit, so that further messages wait in the client's own buffers. Worlds are not
+trusted either: a world may send one answer for each request.
 
-What a connection may cost before and beside its messages: uvicorn's protocols, with bounds that they lack. One that
-sends no whole request in time, more connections than the server has room for, pings faster than anybody needs, messages
-in splinters: the connection ends, and is counted.
+`protocols` adds bounds to uvicorn's protocols: it drops connections that send no complete request in time, that are too
+many, that ping too fast, or that split messages into too many fragments.
 """
 
 import asyncio
@@ -25,30 +24,36 @@ from ddppo.serve.slots.line import LEFT
 from ddppo.serve.slots.wire import SlotWire
 from ddppo.serve.slots.worlds import Slot
 
-GONE = ""  # the client left: nobody to tell
+# Reasons why a session ended, beside those in words.
+GONE = ""  # the client left
 AS_ASKED = "as the client asked"
 NORMAL, POLICY, INTERNAL, RESTART = 1000, 1008, 1011, 1012  # close codes of RFC 6455, section 7.4
-_CLOSE_S = 1.0
+_CLOSE_S = 1.0  # for the closing handshake
 _PINGS_PER_S = 20.0
 _MOST_FRAGMENTS = 1024  # of a message
 
 
 class Session:
+    """One client and one slot."""
+
     def __init__(self, socket: WebSocket, slot: Slot, limits: Limits, counts: Counter[str]) -> None:
         self.slot = slot
         self._socket = socket
         self._limits = limits
         self._counts = counts
-        self._num_in_flight = 0
+        self._num_in_flight = 0  # requests that the world has not answered
         self._room = asyncio.Semaphore(limits.max_in_flight)
         self._answers: asyncio.Queue[tuple[bytes, bytes]] = asyncio.Queue()
+        # Close code and reason, once the session is to end.
         self._stopped: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
-        self._heard_at = self._answered_at = time.monotonic()
+        # Times of time.monotonic(): the oldest request in flight, the last answer, the answer being sent.
+        self._asked_at = self._answered_at = time.monotonic()
         self._sending_since: float | None = None
 
     async def run(self) -> str:
-        """Pass messages on until the session ends; return why, GONE where the client left."""
-        wire = await SlotWire.of(self.slot.line, self._limits.max_message_bytes, self._heard, self._lost)
+        """Forward messages until the session ends; return the reason, GONE if the client left."""
+        wire = await SlotWire.of(self.slot.line, self._limits.max_message_bytes, self._on_frame, self._lost)
+        # Two tasks, one for each direction. The session ends when one of them ends, or when `stop` is called.
         parts = [asyncio.ensure_future(self._from_client(wire)), asyncio.ensure_future(self._to_client())]
         try:
             await asyncio.wait([*parts, self._stopped], return_when=asyncio.FIRST_COMPLETED)
@@ -62,9 +67,7 @@ class Session:
             await asyncio.gather(*parts, return_exceptions=True)
             wire.close()
         if why != GONE:
-            with suppress(
-                Exception
-            ):  # the client may not take it any more; its slot is given back all the same
+            with suppress(Exception):  # the client may be unable to take it; its slot is released in any case
                 await asyncio.wait_for(self._socket.close(code, why[:120]), _CLOSE_S)
         return why
 
@@ -76,24 +79,25 @@ class Session:
         limits = self._limits
         if self._sending_since is not None and now - self._sending_since > limits.send_s:
             self.stop(POLICY, f"an answer was not taken within {limits.send_s:g} s")
-        elif self._num_in_flight and now - max(self._heard_at, self._answered_at) > limits.step_s:
+        elif self._num_in_flight and now - max(self._asked_at, self._answered_at) > limits.step_s:
             self.stop(INTERNAL, f"the environment gave no answer within {limits.step_s:g} s")
-        elif not self._num_in_flight and now - max(self._heard_at, self._answered_at) > limits.idle_s:
+        elif not self._num_in_flight and now - max(self._asked_at, self._answered_at) > limits.idle_s:
             self._counts["reaped"] += 1
             self.stop(POLICY, f"no request within {limits.idle_s:g} s")
 
-    def _heard(self, what: bytes, content: bytes) -> None:
-        """Take what the world says."""
+    def _on_frame(self, what: bytes, content: bytes) -> None:
+        """Handle a frame of the world."""
         if what == LEFT:
             self.stop(NORMAL, AS_ASKED)
             return
+        # An answer without a request, or of an unknown kind: the world is broken or hostile.
         if self._num_in_flight == 0 or what.lower() not in (JSON, MSGPACK):
-            self._lost("the environment's process said what nobody asked")
+            self._lost("the environment's process sent an answer without a request")
             return
         now = time.monotonic()
         self._counts["messages"] += 1
-        self._counts["errors"] += what.isupper()
-        self._counts["answer_s"] += now - max(self._heard_at, self._answered_at)  # type: ignore[assignment]
+        self._counts["errors"] += what.isupper()  # the kind of an error is in capitals (slots/line.py)
+        self._counts["answer_s"] += now - max(self._asked_at, self._answered_at)  # type: ignore[assignment]
         self._num_in_flight -= 1
         self._answered_at = now
         self._answers.put_nowait((what.lower(), content))
@@ -108,19 +112,21 @@ class Session:
             message = await self._socket.receive()
             if message["type"] == "websocket.disconnect":
                 return INTERNAL, GONE
+            # Rate limit: nothing more is read meanwhile.
             now = time.monotonic()
             if (wait_s := allowance.wait_s(now)) > 0.0:
                 self._counts["slowed"] += 1
                 await asyncio.sleep(wait_s)
                 now = time.monotonic()
+            # Limit of requests in flight; `_to_client` releases it when an answer is sent.
             await self._room.acquire()
             if not self._num_in_flight:
-                self._heard_at = now
+                self._asked_at = now
             self._num_in_flight += 1
             if (content := message.get("bytes")) is None:
-                wire.say(JSON, message["text"].encode())
+                wire.send(JSON, message["text"].encode())
             else:
-                wire.say(MSGPACK, content)
+                wire.send(MSGPACK, content)
 
     async def _to_client(self) -> tuple[int, str]:
         while True:
@@ -140,9 +146,11 @@ class Session:
 def protocols(
     limits: Limits, counts: Counter[str]
 ) -> tuple[type[H11Protocol], type[WebSocketsSansIOProtocol]]:
-    """Return uvicorn's protocols within limits: of HTTP, and of WebSockets."""
+    """Return uvicorn's protocols for HTTP and WebSockets, with bounds."""
 
     class BoundedHttp(H11Protocol):
+        """Drops connections above max_connections, and those that send no complete request within request_s."""
+
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             if len(self.connections) > limits.max_connections:
@@ -170,6 +178,8 @@ def protocols(
             super().connection_lost(exc)
 
     class BoundedWebSocket(WebSocketsSansIOProtocol):
+        """Drops connections that ping too fast, or send a message in too many fragments."""
+
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             super().connection_made(transport)
             self._pings = Allowance(_PINGS_PER_S)

@@ -227,8 +227,8 @@ def test_frames_that_keep_the_rules_and_cost_too_much_end_their_connection_and_a
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        (framed(b"m", b"\x80") * 3, "said what nobody asked"),
-        (framed(b"?", b""), "said what nobody asked"),
+        (framed(b"m", b"\x80") * 3, "sent an answer without a request"),
+        (framed(b"?", b""), "sent an answer without a request"),
         (HEAD.pack(b"m", 2**31), "an answer has 2147483648 bytes"),
     ],
 )

@@ -17,7 +17,7 @@ from ddppo.config.settings import EnvConfig
 from ddppo.envs.probing.probe import probe
 from ddppo.processes.forking import ForkServer
 from ddppo.serve.protocol import JSON, decoded, encoded
-from ddppo.serve.slots.line import framed, hear
+from ddppo.serve.slots.line import framed, read_frame
 from ddppo.serve.slots.pool import PoolExhausted, SlotNotReady, SlotPool
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 from tests.serve.served_tasks import EXIT, MARK, START_A_PROCESS
@@ -44,7 +44,7 @@ def pool_of():
 
 def ask(slot, **question):
     slot.line.sendall(framed(JSON, encoded(JSON, {"id": 1, **question})))
-    return decoded(JSON, hear(slot.line)[1])
+    return decoded(JSON, read_frame(slot.line)[1])
 
 
 def act(slot, action):

@@ -20,7 +20,7 @@ from ddppo.config.settings import EnvConfig
 from ddppo.errors import ConfigError
 from ddppo.serve.limits import Confinement
 from ddppo.serve.protocol import MSGPACK, decoded, encoded
-from ddppo.serve.slots.line import framed, hear
+from ddppo.serve.slots.line import framed, read_frame
 from ddppo.serve.slots.pool import SlotPool
 from ddppo.spaces import ArraySpec
 from tests.serve.served_tasks import DAEMONISE, EXIT, MARK, TELL
@@ -180,6 +180,6 @@ def test_an_environment_is_made_where_the_server_was_started(tmp_path, monkeypat
 def test_an_info_that_messagepack_cannot_hold_harms_nobody(pool_of):
     slot = pool_of().acquire()
     slot.line.sendall(framed(MSGPACK, encoded(MSGPACK, {"id": 1, "op": "reset", "options": {"huge": True}})))
-    kind, content = hear(slot.line)
+    kind, content = read_frame(slot.line)
     assert kind == MSGPACK
     assert decoded(MSGPACK, content)["info"] == {"marks": 0}

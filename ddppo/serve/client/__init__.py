@@ -1,1 +1,1 @@
-"""Environments behind a socket, as those that ask for them see them."""
+"""The client of served environments (env.backend=remote)."""

@@ -1,6 +1,7 @@
-"""env.backend=remote: a batch of environments that are served, by the servers at env.urls or by one of the rank's own.
+"""env.backend=remote: a `VecEnv` over the servers at env.urls, or over a server that the rank starts itself.
 
-The rank's own server is on loopback, known to nobody else, and ends with the rank.
+The rank's own server listens on loopback with a secret token, and ends with the rank. `RemoteEnvs` is the VecEnv,
+`Source` chooses the servers, `OwnServer` is the server of a rank (its main program is serve/own.py).
 """
 
 import json
@@ -25,17 +26,17 @@ from ddppo.serve.client.sessions import EnvAnswer, SyncEnvPool
 from ddppo.serve.protocol import plain_spec
 from ddppo.spaces import EnvSpec, each, leaves
 
-READY, FAILED = b".", b"!"  # the reason follows
-_CLOSE_S = 8.0
+READY, FAILED = b".", b"!"  # the first answer of serve/own.py; the reason follows FAILED
+_CLOSE_S = 8.0  # for the own server to end
 _IMPORTS = ("ddppo.serve.server",)
-_FULL_S = 30.0  # for slots that others, or this rank's predecessor, are about to give back
-_OPEN_S = 60.0  # for a session: a server of one's own may be starting again
+_FULL_S = 30.0  # wait for slots that other clients, or this rank before a restart, are about to release
+_OPEN_S = 60.0  # to open a session, while the own server may be restarting
 
 
 def make_remote(
     env: EnvConfig, spec: EnvSpec, names: EnvNames, timeout_s: float, *, max_restarts: int = 0
 ) -> "RemoteEnvs":
-    """Open a session for every name, with the servers at env.urls or one of this rank's own. Raises EnvError."""
+    """Open one session for each environment, with the servers at env.urls or the rank's own. Raises EnvError."""
     source = Source(env, spec, names, timeout_s)
     try:
         pool = SyncEnvPool(
@@ -49,7 +50,9 @@ def make_remote(
 
 
 class RemoteEnvs(Unsaved):
-    """`VecEnv` over sessions. A session that was lost and opened anew is a row that is not valid (`EnvStep`)."""
+    """A `VecEnv` over sessions. When a session was lost and opened again, its row of that step is not valid
+    (EnvStep).
+    """
 
     num_lost_episodes = 0
 
@@ -57,7 +60,7 @@ class RemoteEnvs(Unsaved):
         if pool.spec != spec:
             pool.close()
             raise EnvError(
-                f"{pool.addresses[0]} serves a task of {pool.spec}, not of {spec}, as it did before"
+                f"{pool.addresses[0]} serves a task of {pool.spec}, which differs from {spec}, its task before"
             )
         self._source = source
         self.spec = spec
@@ -81,7 +84,7 @@ class RemoteEnvs(Unsaved):
         if options is not None:
             raise no_options(self.names)
         try:
-            self._take(self._pool.reset(seeds))
+            self._write(self._pool.reset(seeds))
         except EnvServerFault as e:
             raise EnvError(f"{self.names(e.place)}: {e}") from e
         return self._obs, self._mask
@@ -91,13 +94,14 @@ class RemoteEnvs(Unsaved):
             answers = self._pool.step(actions)
         except EnvServerFault as e:
             raise EnvError(f"{self.names(e.place)}: {e}") from e
-        self._take(answers)
+        # 1. Write the answers into the arrays of the batch.
+        self._write(answers)
         for i, answer in enumerate(answers):
             self._rewards[i], self._valid[i] = answer.reward, not answer.is_lost
             self._terminated[i], self._truncated[i] = answer.terminated, answer.truncated or answer.is_lost
             self.num_lost_episodes += answer.is_lost
+        # 2. Final observations. That of a lost episode is unknown: the row is not valid, and its numbers are not used.
         (ended,) = (self._terminated | self._truncated).nonzero()
-        # Of a lost episode nobody saw the end: numbers of no transition stand there, as in a pool.
         finals = [answers[i].final_obs if answers[i].final_obs is not None else answers[i].obs for i in ended]
         final_obs = each(lambda *parts: np.stack(parts), *finals) if finals else self._none
         return EnvStep(
@@ -105,20 +109,23 @@ class RemoteEnvs(Unsaved):
         )  # fmt: skip
 
     def close(self) -> None:
-        """Give the slots back; a second time does nothing."""
+        """Give the slots back. A second call does nothing."""
         self._pool.close()
         self._source.close()
 
-    def _take(self, answers: Sequence[EnvAnswer]) -> None:
+    def _write(self, answers: Sequence[EnvAnswer]) -> None:
         for i, answer in enumerate(answers):
-            for array, told in zip(leaves(self._obs), leaves(answer.obs), strict=True):
-                array[i] = told
+            for array, part in zip(leaves(self._obs), leaves(answer.obs), strict=True):
+                array[i] = part
             if self._mask is not None:
                 self._mask[i] = answer.mask
 
 
 def patience(timeout_s: float, max_restarts: int) -> dict[str, Any]:
-    """Return the patience of a rank that may keep others waiting for timeout_s: it tells of a loss in time."""
+    """Return the arguments of `Patience` for a rank that others wait for up to timeout_s.
+
+    Waits are short enough that the rank reports a lost environment before the others give up on the rank.
+    """
     return {
         "answer_s": timeout_s,
         "open_s": min(timeout_s, _OPEN_S),
@@ -129,7 +136,7 @@ def patience(timeout_s: float, max_restarts: int) -> dict[str, Any]:
 
 
 class Source:
-    """urls and token as a client needs them; revive where a server of one's own may have to be started again."""
+    """The servers of a rank: addresses, token, and `revive`, which restarts the rank's own server."""
 
     def __init__(self, env: EnvConfig, spec: EnvSpec, names: EnvNames, timeout_s: float) -> None:
         self._own = None if env.urls else OwnServer(env, spec, names, timeout_s)
@@ -143,9 +150,9 @@ class Source:
 
 
 class OwnServer:
-    """Serves as many environments as `names` has. Raises EnvError where that cannot be.
+    """The rank's own server, with a slot for each of `names`. Raises EnvError if it cannot start.
 
-    The rank listens and the server answers: one that takes the place of a lost one has the same address.
+    The rank owns the listening socket and passes it to the server, so that a restarted server has the same address.
     """
 
     def __init__(self, env: EnvConfig, spec: EnvSpec, names: EnvNames, timeout_s: float) -> None:
@@ -161,7 +168,7 @@ class OwnServer:
         }
         self._task = json.dumps(task).encode()
         self._process: ForkedProcess | None = None
-        self._line: socket.socket | None = None  # its end tells the server to end
+        self._line: socket.socket | None = None  # the server ends when it is closed
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
         host, port = self._listener.getsockname()
         self.url = f"ws://{host}:{port}"
@@ -174,17 +181,17 @@ class OwnServer:
             raise
 
     def revive(self) -> None:
-        """Start the server unless it runs, and wait until it serves. Raises EnvError."""
+        """Start the server if it does not run, and wait until it is ready. Raises EnvError."""
         try:
             if self._process is None or self._process.poll() is not None:
                 self._start()
         except ForkServerLost as e:
             raise EnvServerLost(
-                f"the process that the server of {self._names.all()} is forked from {e}"
+                f"the process from which the server of {self._names.all()} is forked {e}"
             ) from e
 
     def close(self) -> None:
-        """End the server and all that it started; a second time does nothing."""
+        """End the server and all its processes. A second call does nothing."""
         if self._line is not None:
             self._line.close()
         with suppress(ForkServerLost):
@@ -202,13 +209,16 @@ class OwnServer:
                 "ddppo.serve.own", [], os.environ, title=f"ddppo server of {self._names.all()}",
                 stdio=(theirs.fileno(), 1, 2),
             )  # fmt: skip
-        said = bytearray()
-        with suppress(OSError):  # it has ended
+        # Send the task with the listening socket, and wait for READY or FAILED.
+        answer = bytearray()
+        with suppress(OSError):  # the server has ended
             socket.send_fds(self._line, [len(self._task).to_bytes(8, "big")], [self._listener.fileno()])
             self._line.sendall(self._task)
             self._line.settimeout(self._timeout_s)
-            while said != READY and (part := self._line.recv(4096)):
-                said += part
-        if said != READY:
-            why = said.removeprefix(FAILED).decode(errors="replace") or "it ended, or gave no answer in time"
+            while answer != READY and (part := self._line.recv(4096)):
+                answer += part
+        if answer != READY:
+            why = (
+                answer.removeprefix(FAILED).decode(errors="replace") or "it ended, or gave no answer in time"
+            )
             raise EnvError(f"{self._names.all()} cannot be served: {why}")

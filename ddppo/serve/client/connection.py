@@ -1,4 +1,4 @@
-"""One session with a server: questions with ids, and answers to each."""
+"""One session with a server over a WebSocket: requests with ids, and the answer to each."""
 
 import asyncio
 import itertools
@@ -13,56 +13,59 @@ from ddppo.errors import EnvError
 from ddppo.serve.protocol import MSGPACK, PROTOCOL, BadMessage, decoded, encoded, spec_of
 from ddppo.spaces import EnvSpec
 
-_CLOSE_S = 2.0
+_CLOSE_S = 2.0  # for the closing handshake
 _MOST_BYTES = 2**26  # of an answer
 
 
 class EnvServerFault(EnvError):
-    """place: of the environment in its pool."""
+    """A request to a server failed."""
 
-    place = 0
+    place = 0  # index of the environment in its pool
 
 
 class EnvServerLost(EnvServerFault):
-    """A server vanished, ended the session, or said what is not of the protocol: its episode is lost."""
+    """A server vanished, ended the session, or broke the protocol. The episode is lost."""
 
 
 class EnvServerRefused(EnvError):
-    """A server does not take this client; `status` is HTTP's: 401 (token), 503 (full)."""
+    """A server refused the handshake, with HTTP status 401 (token), 503 (full) or another."""
 
-    def __init__(self, said: str, status: int) -> None:
-        super().__init__(said)
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
         self.status = status
 
 
 class EnvServerLate(EnvServerLost):
-    """A server gave no answer in time. The answer may still come; nobody will take it for another's."""
+    """A server gave no answer in time. If the answer still comes, its id keeps it from being taken for another."""
 
 
 class RemoteError(EnvServerFault):
-    """The environment raised, or was asked what it cannot do; the session lives. `code` is the protocol's."""
+    """The environment raised, or the request was invalid. The session continues. `code` is that of the protocol."""
 
-    def __init__(self, said: str, code: str) -> None:
-        super().__init__(said)
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
         self.code = code
 
 
 class Connection:
-    """Opened by `Connection.opened`, and closed by its opener."""
+    """A session. Make it by `Connection.opened`, and close it."""
 
     def __init__(self, url: str, socket: ClientConnection) -> None:
         self.url = url
-        self.num_late = 0  # answers that came after their question was given up
+        self.num_late = 0  # answers that came after the timeout of their request
         self.spec: EnvSpec | None = None
         self._socket = socket
         self._ids = itertools.count(1)
-        self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._lost: EnvServerLost | None = None
+        self._pending: dict[
+            int, asyncio.Future[dict[str, Any]]
+        ] = {}  # the answer to each open request, by its id
+        self._lost: EnvServerLost | None = None  # why the session has ended
         self._reading = asyncio.ensure_future(self._read())
 
     @classmethod
     async def opened(cls, url: str, token: str | None, open_s: float) -> "Connection":
-        """Open a session. Raises EnvServerRefused, EnvServerLost; leaves nothing open then."""
+        """Open a session and read its spec. Raises EnvServerRefused, EnvServerLost, and then leaves nothing open."""
+        # 1. The handshake, at which a server refuses.
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         try:
             socket = await connect(
@@ -74,14 +77,15 @@ class Connection:
                 f"{url} refused ({e.response.status_code}): {_reason(e)}", e.response.status_code
             ) from e
         except (OSError, TimeoutError, InvalidHandshake, InvalidURI, EOFError) as e:
-            said = str(e) or f"no answer within {open_s:g} s"
-            raise EnvServerLost(f"{url} cannot be reached: {said}") from e
+            why = str(e) or f"no answer within {open_s:g} s"
+            raise EnvServerLost(f"{url} cannot be reached: {why}") from e
+        # 2. The protocol's version and the task.
         connection = cls(url, socket)
         try:
-            told = await connection.ask(open_s, op="describe")
-            if told.get("protocol") != PROTOCOL:
-                raise EnvServerLost(f"{url} speaks {str(told.get('protocol'))[:40]}, not {PROTOCOL}")
-            connection.spec = spec_of(told.get("spec"))
+            answer = await connection.ask(open_s, op="describe")
+            if answer.get("protocol") != PROTOCOL:
+                raise EnvServerLost(f"{url} speaks {str(answer.get('protocol'))[:40]}, not {PROTOCOL}")
+            connection.spec = spec_of(answer.get("spec"))
             return connection
         except BadMessage as e:
             connection.abort()
@@ -92,34 +96,34 @@ class Connection:
 
     @property
     def is_idle(self) -> bool:
-        return not self._asked
+        return not self._pending
 
-    async def ask(self, timeout_s: float, **question: Any) -> dict[str, Any]:
-        """Return the answer. Raises RemoteError, EnvServerLate, EnvServerLost."""
+    async def ask(self, timeout_s: float, **request: Any) -> dict[str, Any]:
+        """Send a request and return its answer. Raises RemoteError, EnvServerLate, EnvServerLost."""
         if self._lost is not None:
             raise self._lost
         id = next(self._ids)
-        self._asked[id] = answered = asyncio.get_running_loop().create_future()
+        self._pending[id] = answered = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(timeout_s):
-                await self._socket.send(encoded(MSGPACK, {"id": id, **question}))
+                await self._socket.send(encoded(MSGPACK, {"id": id, **request}))
                 answer = await answered
         except TimeoutError:
             raise EnvServerLate(f"{self.url} gave no answer within {timeout_s:g} s") from None
         except ConnectionClosed as e:
             raise self._ended(e) from e
         finally:
-            del self._asked[id]
+            del self._pending[id]
             answered.cancel()
         if (error := answer.get("error")) is not None:
-            code, said = (
+            code, message = (
                 (error.get("code"), error.get("message")) if isinstance(error, dict) else (None, error)
             )
-            raise RemoteError(f"{self.url}: {str(said)[:1000]}", str(code)[:40])
+            raise RemoteError(f"{self.url}: {str(message)[:1000]}", str(code)[:40])
         return answer
 
     async def close(self) -> None:
-        """Say goodbye, for 2 s at most, and end the session."""
+        """Close the session, with a closing handshake of 2 s at most."""
         with suppress(Exception):
             async with asyncio.timeout(_CLOSE_S):
                 await self._socket.close()
@@ -133,25 +137,26 @@ class Connection:
         self._socket.transport.abort()
 
     async def _read(self) -> None:
+        """Give each answer to its request, until the connection ends; then fail all open requests."""
         try:
             while True:
                 content = await self._socket.recv()
                 answer = decoded(MSGPACK, content if isinstance(content, bytes) else content.encode())
                 id = answer.get("id")
-                asked = self._asked.get(id) if type(id) is int else None
-                if asked is None or asked.done():
+                pending = self._pending.get(id) if type(id) is int else None
+                if pending is None or pending.done():
                     self.num_late += 1
                 else:
-                    asked.set_result(answer)
+                    pending.set_result(answer)
         except ConnectionClosed as e:
             self._lost = self._ended(e)
         except BadMessage as e:
-            self._lost = EnvServerLost(f"{self.url} answered what is not {PROTOCOL}: {e}")
+            self._lost = EnvServerLost(f"{self.url} sent an answer that breaks {PROTOCOL}: {e}")
         finally:
             lost = self._lost or EnvServerLost(f"the session with {self.url} was closed")
-            for asked in self._asked.values():
-                if not asked.done():
-                    asked.set_exception(lost)
+            for pending in self._pending.values():
+                if not pending.done():
+                    pending.set_exception(lost)
 
     def _ended(self, closed: ConnectionClosed) -> EnvServerLost:
         why = closed.rcvd.reason if closed.rcvd is not None else "it vanished"

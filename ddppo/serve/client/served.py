@@ -1,6 +1,6 @@
-"""env.backend=remote before a run begins: the rules of its settings, and what servers say of themselves.
+"""The checks of env.backend=remote before a run begins: rules of its settings, and the task and slots of its servers.
 
-That is the task that they serve, and how many slots they have. Imports the packages of the extra serve only when asked.
+The packages of the extra `serve` are imported only when they are needed.
 """
 
 import http.client
@@ -18,7 +18,7 @@ from ddppo.errors import ConfigError
 from ddppo.package import install_command
 from ddppo.spaces import EnvSpec
 
-SERVED = "served"  # env.id where it is the servers' to say: env=remote
+SERVED = "served"  # env.id of the preset env=remote: the servers name the task
 _ADDRESS = re.compile(r"wss?://(\[[\da-f:.]+\]|[^/\s:@[\]]+)(:\d{1,5})?/?", re.IGNORECASE)
 _ANSWER_S = 10.0
 _MOST_BYTES = 2**24
@@ -29,19 +29,20 @@ _NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def can_serve() -> bool:
-    """Whether the packages are there that servers of environments and their clients need."""
+    """Return whether the packages of the extra `serve` are installed."""
     needed = ("fastapi", "uvicorn", "websockets", "msgpack")
     return all(importlib.util.find_spec(name) is not None for name in needed)
 
 
 def check_served(config: Config) -> None:
-    """Raise ConfigError where env.urls and other settings have no effect, or cannot work."""
+    """Raise ConfigError for addresses and settings that have no effect or cannot work."""
     env = config.env
     for url in env.urls:
         if not _ADDRESS.fullmatch(url):
             raise ConfigError(
                 f"env.urls={env.urls}: {url} is no address such as ws://127.0.0.1:8000, or ws://[::1]:8000"
             )
+    # Without addresses, each rank starts its own server, which has a token of its own.
     if not env.urls:
         if env.id == SERVED:
             raise ConfigError(
@@ -54,6 +55,7 @@ def check_served(config: Config) -> None:
                 "a token of its own: give env.urls, or leave it out"
             )
         return
+    # With addresses, the servers have made the environment already.
     for key in ("kwargs", "max_episode_steps"):
         if value := getattr(env, key):
             raise ConfigError(
@@ -62,13 +64,14 @@ def check_served(config: Config) -> None:
             )
 
 
-# -- what servers say -------------------------------------------------------------------------------------------------
+# -- the task and the slots of servers
+# ----------------------------------------------------------------------------------
 
 
 def served_spec(env: EnvConfig) -> EnvSpec | None:
-    """Return what the servers at env.urls serve; None without them, when a rank serves itself a task that is here.
+    """Return the spec that the servers at env.urls serve; None without env.urls, as the task is then on this machine.
 
-    Raises ConfigError where they serve nothing, or not all the same, and where packages are missing.
+    Raises ConfigError if a server does not answer, if they serve different tasks, or if packages are missing.
     """
     if not can_serve():
         raise ConfigError(
@@ -93,7 +96,10 @@ def served_spec(env: EnvConfig) -> EnvSpec | None:
 
 
 def _check_trusted(env: EnvConfig, spec: EnvSpec) -> None:
-    """Refuse to import, for a server, what neither ddppo nor env.id brings."""
+    """Refuse import paths named by a server, unless they are in ddppo or in the package of env.id.
+
+    A server must not make this process import code of its choice.
+    """
     own = {"ddppo", env.id.rpartition(":")[0].partition(".")[0]} - {""}
     for path in filter(None, (spec.tokens, spec.journal)):
         if path.partition(":")[0].partition(".")[0] not in own:
@@ -104,26 +110,28 @@ def _check_trusted(env: EnvConfig, spec: EnvSpec) -> None:
 
 
 def check_run(env: EnvConfig, spec: EnvSpec, num_envs: int, num_more: int) -> None:
-    """Raise ConfigError where this task cannot be served, or not so many of its environments."""
+    """Raise ConfigError if this task cannot be served, or if the servers have too few slots."""
     if spec.journal is not None:
         raise ConfigError(
-            f"env.backend=remote: the environments of {env.id} tell one another after every iteration what they found, "
-            "which no server carries: use env.backend=pool or sync"
+            f"env.backend=remote: the environments of {env.id} exchange messages after every iteration, which servers "
+            "do not carry: use env.backend=pool or sync"
         )
     if env.urls:
         _check_slots(env, num_envs, num_more)
 
 
 def _check_slots(env: EnvConfig, num_envs: int, num_more: int) -> None:
-    """Raise ConfigError where the servers at env.urls have no slot for every session of a run.
+    """Raise ConfigError if the servers at env.urls have fewer free slots than the run needs.
 
-    Its environments take them in turn; num_more are for evaluations while it trains.
+    Args:
+        num_envs: environments of training, spread evenly over the servers.
+        num_more: environments of evaluation during training.
     """
     asked = Counter(env.urls[i % len(env.urls)] for i in range(num_envs))
     more = 0
     for url, num in asked.items():
-        told = _told(env, f"{_http(url)}/health", url)
-        size, held = told.get("size"), told.get("held")
+        health = _get(env, f"{_http(url)}/health", url)
+        size, held = health.get("size"), health.get("held")
         if not isinstance(size, int) or not isinstance(held, int):
             raise ConfigError(f"env.urls: {url} does not say how many slots it has: is it a server of ddppo?")
         if size - held < num:
@@ -141,12 +149,12 @@ def _check_slots(env: EnvConfig, num_envs: int, num_more: int) -> None:
 
 
 def token_of(env: EnvConfig) -> str | None:
-    """Return what servers want to be told. Raises ConfigError for a file without it."""
+    """Return the token for servers, None without env.token_file. Raises ConfigError for a file without a token."""
     return None if env.token_file is None else token_in(Path(env.token_file), "env.token_file")
 
 
 def token_in(path: Path, key: str) -> str:
-    """Return the token in the first line of a file. Raises ConfigError, under the name of the setting."""
+    """Return the token in the first line of a file. Raises ConfigError that names the setting `key`."""
     try:
         token = path.read_text().partition("\n")[0].strip()
     except (OSError, UnicodeDecodeError) as e:
@@ -161,33 +169,36 @@ def token_in(path: Path, key: str) -> str:
 def _schema(env: EnvConfig, url: str) -> tuple[str, EnvSpec]:
     from ddppo.serve.protocol import PROTOCOL, BadMessage, spec_of  # needs the extra serve
 
-    told = _told(env, f"{_http(url)}/schema", url)
-    if told.get("protocol") != PROTOCOL:
-        raise ConfigError(f"env.urls: {url} speaks {str(told.get('protocol'))[:40]}, not {PROTOCOL}")
+    schema = _get(env, f"{_http(url)}/schema", url)
+    if schema.get("protocol") != PROTOCOL:
+        raise ConfigError(f"env.urls: {url} speaks {str(schema.get('protocol'))[:40]}, not {PROTOCOL}")
     try:
-        return str(told.get("env"))[:200], spec_of(told.get("spec"))
+        return str(schema.get("env"))[:200], spec_of(schema.get("spec"))
     except BadMessage as e:
         raise ConfigError(f"env.urls: {url}: {e}") from e
 
 
-def _told(env: EnvConfig, address: str, url: str) -> dict[str, Any]:
+def _get(env: EnvConfig, address: str, url: str) -> dict[str, Any]:
+    """Return the JSON at `address` of the server `url`. Raises ConfigError."""
     token = token_of(env)
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     try:
         with _NO_PROXY.open(urllib.request.Request(address, headers=headers), timeout=_ANSWER_S) as answer:
-            told = json.loads(answer.read(_MOST_BYTES))
+            content = json.loads(answer.read(_MOST_BYTES))
     except urllib.error.HTTPError as e:
         with e:
-            said = "wants a token: set env.token_file" if e.code == 401 else f"answered {e.code} to {address}"
-        raise ConfigError(f"env.urls: {url} {said}") from e
+            fault = (
+                "needs a token: set env.token_file" if e.code == 401 else f"answered {e.code} to {address}"
+            )
+        raise ConfigError(f"env.urls: {url} {fault}") from e
     except (OSError, ValueError, http.client.HTTPException) as e:
         why = getattr(e, "reason", e)
         raise ConfigError(
             f"env.urls: {url} cannot be reached ({why}): start it with python -m ddppo.serve, or mend the address"
         ) from e
-    if not isinstance(told, dict):
-        raise ConfigError(f"env.urls: {url} answered what no server of ddppo does to {address}")
-    return told
+    if not isinstance(content, dict):
+        raise ConfigError(f"env.urls: {url} answered {address} with no map: is it a server of ddppo?")
+    return content
 
 
 def _http(url: str) -> str:

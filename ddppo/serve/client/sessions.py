@@ -1,4 +1,4 @@
-"""Sessions with servers, all opened or none, each begun anew where it is lost; and pools of environments over them.
+"""Sessions with servers, opened all or none and opened again when lost, and pools of environments over them.
 
 async with AsyncEnvPool(["ws://127.0.0.1:8000"], num_envs=8) as pool:
     observations = await pool.reset(seeds)
@@ -7,7 +7,7 @@ async with AsyncEnvPool(["ws://127.0.0.1:8000"], num_envs=8) as pool:
 with SyncEnvPool(["ws://127.0.0.1:8000"], num_envs=8) as pool:
     observations = pool.reset(seeds)
 
-Both have one core: AsyncEnvPool is for asyncio, SyncEnvPool for everybody else.
+AsyncEnvPool is for asyncio, SyncEnvPool for all other programs. Both are `Sessions`, one for each environment.
 """
 
 import asyncio
@@ -37,46 +37,46 @@ from ddppo.terminal import warn
 
 T = TypeVar("T")
 
-_CLOSE_S = 10.0
-_JOIN_S = 5.0
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
-_FIRST_OPEN_S = 1.0
-_ALIVE_S = 60.0  # a session that is asked nothing for so long is asked for its spec: servers end idle ones
+_CLOSE_S = 10.0  # to close all sessions
+_JOIN_S = 5.0  # for the thread of the loop to end
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = (
+    0.1,
+    5.0,
+)  # between tries to open a session; each pause is twice the one before
+_FIRST_OPEN_S = 1.0  # timeout of the first try to open a lost session again
+_ALIVE_S = 60.0  # interval of requests on idle sessions, because servers end idle ones
 
 
 @dataclass(slots=True)
 class EnvAnswer:
-    """What one environment answers. final_obs where an episode ended and another began. is_lost: no transition."""
+    """The answer of one environment."""
 
     obs: ObsArrays | str
     mask: np.ndarray | None
     reward: float = 0.0
     terminated: bool = False
     truncated: bool = False
-    final_obs: ObsArrays | str | None = None
-    is_lost: bool = False
+    final_obs: ObsArrays | str | None = None  # of an episode that ended, if the next one has begun
+    is_lost: bool = False  # the session was lost: this is a reset, and no transition
     info: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a client waits, and how often it begins anew.
+    """The timeouts of a client in seconds, and how often it opens lost sessions again."""
 
-    answer_s: for an answer. open_s: for a session to be opened. full_s: for slots, where all are held. A session that
-    is lost is opened anew, for reconnect_s at most and at most max_reconnects times.
-    """
-
-    answer_s: float = 60.0
-    open_s: float = 10.0
-    full_s: float = 0.0
-    reconnect_s: float = 30.0
-    max_reconnects: int = 0
+    answer_s: float = 60.0  # for an answer
+    open_s: float = 10.0  # to open a session
+    full_s: float = 0.0  # to wait for slots if all are held
+    reconnect_s: float = 30.0  # to open a lost session again
+    max_reconnects: int = 0  # of one environment
 
 
 class Sessions:
-    """One session for every address. num_reconnects: how often one was opened anew.
+    """One session for each address.
 
-    revive: makes sure that the server runs, where it is the client's own; called from another thread.
+    Args:
+        revive: starts the server again if it has ended; for a server that the client owns. Called in another thread.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Sessions:
     ) -> None:  # fmt: skip
         self.addresses = list(addresses)
         self.patience = patience
-        self.num_reconnects = 0
+        self.num_reconnects = 0  # sessions opened again, over all environments
         self._num_reconnects_of = [0] * len(self.addresses)
         self._token = token
         self._revive, self._reviving = revive, asyncio.Lock()
@@ -100,9 +100,10 @@ class Sessions:
         return spec
 
     async def connect(self) -> None:
-        """Open all sessions, or none and raise the first error. A second time does nothing."""
+        """Open all sessions; if one fails, close the others and raise its error. A second call does nothing."""
         if self._sessions:
             return
+        # If the server is full (503), try again until full_s is over.
         loop = asyncio.get_running_loop()
         end, pause_s = loop.time() + self.patience.full_s, _FIRST_PAUSE_S
         while True:
@@ -138,21 +139,21 @@ class Sessions:
             raise
 
     async def begin(self, i: int, seed: int, options: Mapping[str, Any] | None = None) -> EnvAnswer:
-        """Begin an episode, in a session opened anew if it has to be. Raises RemoteError, EnvServerLost."""
-        question = {"op": "reset", "seed": seed} | ({"options": dict(options)} if options else {})
+        """Start an episode. A lost session is opened again. Raises RemoteError, EnvServerLost."""
+        request = {"op": "reset", "seed": seed} | ({"options": dict(options)} if options else {})
         while True:
             try:
-                return await self._asked(i, question)
-            except EnvServerLost as lost:  # safe to repeat: nothing was learned from it yet
+                return await self._ask(i, request)
+            except EnvServerLost as lost:  # safe to repeat: no step of the episode has been used
                 await self._reopen(i, lost)
 
     async def act(self, i: int, action: Any, *, goes_on: bool = False) -> EnvAnswer:
-        """Do one step; with goes_on an episode that ends is followed by another.
+        """Step once; with goes_on, an episode that ends is followed by the next one.
 
-        Raises RemoteError, and EnvServerLost where nobody knows whether it was done; then the session is over.
+        Raises RemoteError, and EnvServerLost if it is unknown whether the step was done; then the session is closed.
         """
         try:
-            return await self._asked(i, {"op": "step", "action": action, "goes_on": goes_on})
+            return await self._ask(i, {"op": "step", "action": action, "goes_on": goes_on})
         except EnvServerLost:
             self._sessions[i].abort()
             raise
@@ -167,16 +168,17 @@ class Sessions:
     async def _open(self, url: str, open_s: float) -> Connection:
         return await Connection.opened(url, self._token, open_s)
 
-    async def _asked(self, i: int, question: Mapping[str, Any]) -> EnvAnswer:
+    async def _ask(self, i: int, request: Mapping[str, Any]) -> EnvAnswer:
         session = self._sessions[i]
-        told = await session.ask(self.patience.answer_s, **question)
+        answer = await session.ask(self.patience.answer_s, **request)
         try:
-            return _answer_of(self.spec, told, goes_on=question.get("goes_on", False))
+            return _checked_answer(self.spec, answer, goes_on=request.get("goes_on", False))
         except BadMessage as e:
-            raise EnvServerLost(f"{session.url} answered what its spec does not describe: {e}") from e
+            raise EnvServerLost(f"{session.url} sent an answer that does not fit its spec: {e}") from e
 
     async def _reopen(self, i: int, lost: EnvServerLost) -> None:
-        """Open a session anew. Raises `lost` where that may not be, or cannot in time."""
+        """Open a session again. Raises `lost` if its reconnects are used up, or if no server answers in time."""
+        # 1. Count it.
         patience, spec = self.patience, self.spec
         self._sessions[i].abort()
         if self._num_reconnects_of[i] >= patience.max_reconnects:
@@ -184,14 +186,15 @@ class Sessions:
         self._num_reconnects_of[i] += 1
         self.num_reconnects += 1
         warn(
-            f"{lost}; the session is opened anew ({self._num_reconnects_of[i]} of {patience.max_reconnects})"
+            f"{lost}; the session is opened again ({self._num_reconnects_of[i]} of {patience.max_reconnects})"
         )
+        # 2. Try with growing pauses and timeouts, until reconnect_s is over.
         loop = asyncio.get_running_loop()
         end, pause_s, open_s = loop.time() + patience.reconnect_s, _FIRST_PAUSE_S, _FIRST_OPEN_S
         while True:
             try:
-                await self._be_alive()
-                # Briefly at first: where a server of one's own has just ended, and nobody knows, nobody answers either.
+                await self._ensure_server()
+                # The first timeout is short: an own server may have ended a moment ago, unnoticed, and will not answer.
                 opened = await self._open(self.addresses[i], min(open_s, patience.open_s))
                 break
             except (EnvServerLost, EnvServerRefused) as e:
@@ -199,11 +202,12 @@ class Sessions:
                     raise lost from e
             await asyncio.sleep(pause_s)
             pause_s, open_s = min(2 * pause_s, _LONGEST_PAUSE_S), 2 * open_s
+        # 3. It has to serve the same task.
         self._sessions[i] = opened
         if opened.spec != spec:
             raise EnvError(f"{opened.url} came back with another task") from lost
 
-    async def _be_alive(self) -> None:
+    async def _ensure_server(self) -> None:
         if self._revive is not None:
             async with self._reviving:
                 await asyncio.to_thread(self._revive)
@@ -213,7 +217,7 @@ class Sessions:
             await asyncio.sleep(_ALIVE_S)
             idle = [session for session in self._sessions if session.is_idle]
             for session in idle:
-                with suppress(EnvServerLost, RemoteError):  # the next question hears of it
+                with suppress(EnvServerLost, RemoteError):  # the next request will raise it
                     await session.ask(self.patience.answer_s, op="describe")
 
 
@@ -227,15 +231,16 @@ async def _all_closed(sessions: list[Connection]) -> None:
             session.abort()
 
 
-def _answer_of(spec: EnvSpec, told: dict[str, Any], *, goes_on: bool) -> EnvAnswer:
+def _checked_answer(spec: EnvSpec, answer: dict[str, Any], *, goes_on: bool) -> EnvAnswer:
+    """Return an answer with arrays of the spec's types and shapes. Raises BadMessage."""
     mask = None
     if spec.mask_size is not None:
-        mask = array_of(told.get("mask"), np.dtype(bool), (spec.mask_size,))
-    final, info = told.get("final_obs"), info_of(told.get("info", {}))
+        mask = array_of(answer.get("mask"), np.dtype(bool), (spec.mask_size,))
+    final, info = answer.get("final_obs"), info_of(answer.get("info", {}))
     reward, terminated, truncated = (
-        told.get("reward", 0.0),
-        told.get("terminated", False),
-        told.get("truncated", False),
+        answer.get("reward", 0.0),
+        answer.get("terminated", False),
+        answer.get("truncated", False),
     )
     if type(reward) is not float or type(terminated) is not bool or type(truncated) is not bool:
         raise BadMessage(
@@ -243,11 +248,11 @@ def _answer_of(spec: EnvSpec, told: dict[str, Any], *, goes_on: bool) -> EnvAnsw
         )
     if (final is not None) != (goes_on and (terminated or truncated)):
         raise BadMessage(
-            "VALIDATION_ERROR", "final_obs must be there where an episode went on, and only there"
+            "VALIDATION_ERROR", "final_obs must be present if and only if the next episode has begun"
         )
     final_obs = None if final is None else obs_of(spec.obs, final)
     return EnvAnswer(
-        obs_of(spec.obs, told.get("obs")), mask, reward, terminated, truncated, final_obs, info=info
+        obs_of(spec.obs, answer.get("obs")), mask, reward, terminated, truncated, final_obs, info=info
     )
 
 
@@ -255,9 +260,13 @@ def _answer_of(spec: EnvSpec, told: dict[str, Any], *, goes_on: bool) -> EnvAnsw
 
 
 class AsyncEnvPool(Sessions):
-    """num_envs sessions, spread over `urls` in turn, the first of which is `first`.
+    """num_envs environments in sessions that are spread evenly over `urls`.
 
-    An environment that lost its session starts an episode from another seed. patience: as `Patience` has it.
+    An environment that lost its session starts an episode from a new seed.
+
+    Args:
+        first: global index of the first environment; environment k uses urls[k % len(urls)].
+        patience: the fields of `Patience`.
     """
 
     def __init__(
@@ -286,13 +295,15 @@ class AsyncEnvPool(Sessions):
         return await _all([self.begin(i, seed) for i, seed in enumerate(self._seeds)])
 
     async def step(self, actions: np.ndarray) -> list[EnvAnswer]:
-        """Step all at once, with actions `[E, *spec.action.shape]`; episodes that end are followed by new ones."""
+        """Step all environments by actions `[E, *spec.action.shape]`. Episodes that end are followed by new ones."""
         return await _all([self._step(i, action) for i, action in enumerate(actions.tolist())])
 
     async def _step(self, i: int, action: Any) -> EnvAnswer:
         try:
             return await self.act(i, action, goes_on=True)
-        except EnvServerLost as lost:  # not repeated: nobody knows whether it was done
+        # The step may have been done or not, so it is not repeated: start an episode from a seed that follows from the
+        # old one, so that the run stays reproducible given the same losses.
+        except EnvServerLost as lost:
             self._num_lost[i] += 1
             self._seeds[i] = derived_seed(self._seeds[i], "restart", self._num_lost[i])
             await self._reopen(i, lost)
@@ -302,7 +313,7 @@ class AsyncEnvPool(Sessions):
 
 
 class LoopThread:
-    """An event loop in a thread of its own, for programs without one."""
+    """An asyncio event loop in its own thread, for programs without one."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -310,19 +321,20 @@ class LoopThread:
         self._thread.start()
 
     def begun(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
+        """Start a coroutine, and return its future."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def done(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return what `work` returns, when it does."""
+        """Run a coroutine to its end, and return its result."""
         future = self.begun(work)
         try:
             return future.result()
-        except BaseException:  # Ctrl-C too: what was begun ends
+        except BaseException:  # also Ctrl-C: the coroutine must not run on
             future.cancel()
             raise
 
     def close(self, last: Coroutine[Any, Any, None]) -> None:
-        """Do the last work, for 10 s at most, and end the thread; a second time does nothing."""
+        """Run a last coroutine, for 10 s at most, and end the thread. A second call does nothing."""
         if self._loop.is_closed():
             last.close()
             return
@@ -335,7 +347,7 @@ class LoopThread:
 
 
 class SyncEnvPool:
-    """An AsyncEnvPool on a loop in a thread of its own, for programs without one."""
+    """An AsyncEnvPool for programs without an event loop."""
 
     def __init__(self, urls: Sequence[str], num_envs: int, **settings: Any) -> None:
         self._pool = AsyncEnvPool(urls, num_envs, **settings)
@@ -373,13 +385,13 @@ class SyncEnvPool:
         return self._loop.done(self._pool.step(actions))
 
     def close(self) -> None:
-        """Close all sessions and end the thread, within 15 s; a second time does nothing."""
+        """Close all sessions and end the thread, within 15 s. A second call does nothing."""
         self._loop.close(self._pool.close())
 
 
-async def _all(questions: list[Coroutine[Any, Any, EnvAnswer]]) -> list[EnvAnswer]:
-    """Ask all at once. The first error is raised when all have ended: none is left to answer later."""
-    answers = await asyncio.gather(*questions, return_exceptions=True)
+async def _all(requests: list[Coroutine[Any, Any, EnvAnswer]]) -> list[EnvAnswer]:
+    """Run all requests at once. The first error is raised when all have ended, so that none is left running."""
+    answers = await asyncio.gather(*requests, return_exceptions=True)
     for i, answer in enumerate(answers):
         if isinstance(answer, EnvServerFault):
             answer.place = i

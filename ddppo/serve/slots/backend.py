@@ -1,7 +1,7 @@
-"""The process of a slot: one environment, for one session, forked from a warm parent, confined, ended with its session.
+"""The main program of a slot's process: one environment for one session, confined, killed when the session ends.
 
-Its line to the server comes as standard input. Only here is parsed what a client sent: what breaks a parser breaks the
-client's own world.
+Its line to the server is standard input. Messages of clients are parsed here and not in the server, so that a message
+that breaks a parser breaks only the world of its own client.
 """
 
 import atexit
@@ -16,7 +16,7 @@ from ddppo.envs.guard import leave_alone
 from ddppo.serve.limits import Confinement, confine
 from ddppo.serve.openenv import answered_once
 from ddppo.serve.protocol import JSON, MSGPACK
-from ddppo.serve.slots.line import FAILED, READY, framed, hear
+from ddppo.serve.slots.line import FAILED, READY, framed, read_frame
 from ddppo.serve.slots.world import ServedWorld
 
 
@@ -24,13 +24,15 @@ def main() -> None:
     """Make the environment and answer until the line ends."""
     leave_signals_to_the_rank()
     leave_alone()
-    atexit._clear()  # what the process that this one forked from had registered is not its to do
+    atexit._clear()  # drop the exit handlers of the parent that this process was forked from
+    # 1. The line is standard input; put /dev/null in its place, so that the environment cannot read it.
     line = socket.socket(fileno=os.dup(0))
     hole = os.open(os.devnull, os.O_RDONLY)
     os.dup2(hole, 0)
     os.close(hole)
     with line, suppress(EOFError, ConnectionError):
-        _, content = hear(line)
+        # 2. The task. Confine the process before the environment is made.
+        _, content = read_frame(line)
         task = json.loads(content)
         confine(Confinement(**task["confinement"]), task["slot"])
         try:
@@ -38,12 +40,14 @@ def main() -> None:
         except Exception as e:  # a task may raise anything
             line.sendall(framed(FAILED, f"{type(e).__name__}: {e}".encode()))
             return
-        # Not before: files that its settings name are found where the server was started. Nor where it chose another.
+        # Change to the world's folder only now, because its settings may name files relative to the server's folder;
+        # and not if the environment has changed the folder itself.
         if os.getcwd() == task["started_in"]:
             os.chdir(task["folder"])
         line.sendall(framed(READY, b""))
+        # 3. Answer requests until the server closes the line.
         while True:
-            kind, content = hear(line)
+            kind, content = read_frame(line)
             if kind in (JSON, MSGPACK):
                 line.sendall(framed(*world.answer(kind, content)))
             else:

@@ -1,4 +1,4 @@
-"""One environment and what a session may ask of it."""
+"""One environment, and the requests of a session to it."""
 
 import math
 from typing import Any
@@ -11,7 +11,7 @@ from ddppo.envs.encoding.gym_spaces import MASK
 from ddppo.envs.encoding.observations import ObsArrays
 from ddppo.envs.single import played
 from ddppo.errors import EnvError, EnvRaised
-from ddppo.serve.openenv import OpenEnv, is_spoken
+from ddppo.serve.openenv import OpenEnv, is_openenv
 from ddppo.serve.protocol import (
     JSON,
     PROTOCOL,
@@ -29,55 +29,61 @@ from ddppo.serve.slots.line import LEFT
 
 
 class ServedWorld:
-    """What stands in a slot: all that is parsed of what a client sends is parsed here."""
+    """Parses the requests of a client and answers them with the environment of its slot."""
 
     def __init__(self, env: EnvConfig, spec: dict[str, Any]) -> None:
         self._spec = spec_of(spec)
         self._env = played(env, self._spec, "the environment")
-        self._dialect: OpenEnv | None = None
-        self._is_under_way = False
+        self._dialect: OpenEnv | None = None  # of an OpenEnv client; None for protocol ddppo/1
+        self._is_in_episode = False
 
     def answer(self, kind: bytes, content: bytes) -> tuple[bytes, bytes]:
-        """Return the answer as a frame's kind and content."""
-        id, dialect = None, self._dialect  # what cannot be read is answered in the dialect last spoken
+        """Return kind and content of the frame that answers a request. No request raises."""
+        id, dialect = (
+            None,
+            self._dialect,
+        )  # a message that cannot be parsed is answered in the dialect used last
         try:
+            # 1. Parse, and translate OpenEnv's messages to ddppo/1.
             message = decoded(kind, content)
-            self._dialect = dialect = (dialect or OpenEnv()) if is_spoken(message) else None
+            self._dialect = dialect = (dialect or OpenEnv()) if is_openenv(message) else None
             if dialect is not None:
                 message = dialect.request(message)
             if dialect is not None and message["op"] == "close":
                 return LEFT, b""
             if dialect is not None and message["op"] == "state":
                 return kind, encoded(kind, dialect.reply("state", {}))
+            # 2. Execute the request.
             message = checked(message)
             id = message["id"]
-            answer = self._done(kind, message)
-            told = {"id": id, **answer} if dialect is None else dialect.reply(message["op"], answer)
-            return kind, encoded(kind, told)
+            answer = self._execute(kind, message)
+            reply = {"id": id, **answer} if dialect is None else dialect.reply(message["op"], answer)
+            return kind, encoded(kind, reply)
+        # 3. An error is an answer, too, of the same kind in capitals.
         except BadMessage as e:
-            code, said, id = e.code, str(e), e.id if id is None else id
+            code, text, id = e.code, str(e), e.id if id is None else id
         except EnvRaised as e:
-            code, said = "EXECUTION_ERROR", e.said
+            code, text = "EXECUTION_ERROR", e.said
         except (EnvError, ValueError) as e:  # ValueError: numbers that JSON does not hold
-            code, said = "EXECUTION_ERROR", str(e)
+            code, text = "EXECUTION_ERROR", str(e)
         if dialect is not None:
-            return kind.upper(), encoded(kind, dialect.error(code, said))
-        return kind.upper(), encoded(kind, {"id": id, "error": {"code": code, "message": said}})
+            return kind.upper(), encoded(kind, dialect.error(code, text))
+        return kind.upper(), encoded(kind, {"id": id, "error": {"code": code, "message": text}})
 
-    def _done(self, kind: bytes, message: dict[str, Any]) -> dict[str, Any]:
+    def _execute(self, kind: bytes, message: dict[str, Any]) -> dict[str, Any]:
         match message["op"]:
             case "describe":
                 return {"protocol": PROTOCOL, "spec": plain_spec(self._spec)}
             case "reset":
                 return self._reset(kind, message.get("seed"), message.get("options"))
-        if not self._is_under_way:
+        if not self._is_in_episode:
             raise BadMessage("NOT_UNDER_WAY", "no episode is under way: reset first", message["id"])
         action = action_of(message, self._spec.action)
-        self._is_under_way = False  # nor is it after an exception
+        self._is_in_episode = False  # an exception ends the episode
         obs, reward, terminated, truncated, info = self._env.step(action)
-        answer = self._seen(kind, obs, info)
+        answer = self._observed(kind, obs, info)
         if not (terminated or truncated):
-            self._is_under_way = True
+            self._is_in_episode = True
         elif message.get("goes_on"):
             answer = {"final_obs": answer["obs"], **self._reset(kind)}
         return answer | {
@@ -90,14 +96,15 @@ class ServedWorld:
         self, kind: bytes, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> dict[str, Any]:
         obs, info = self._env.reset(seed=seed, **({"options": options} if options else {}))
-        self._is_under_way = True
-        return self._seen(kind, obs, info)
+        self._is_in_episode = True
+        return self._observed(kind, obs, info)
 
-    def _seen(self, kind: bytes, obs: ObsArrays | str, info: dict[str, Any]) -> dict[str, Any]:
+    def _observed(self, kind: bytes, obs: ObsArrays | str, info: dict[str, Any]) -> dict[str, Any]:
         mask: np.ndarray | None = info.pop(MASK, None) if self._spec.mask_size is not None else None
-        if kind == JSON:  # which holds no NaN, and an info is no reason to fail
+        # Drop entries of the info that the format cannot hold: JSON has no NaN, MessagePack no integer above 64 bits.
+        if kind == JSON:
             info = {key: x for key, x in info.items() if type(x) is not float or math.isfinite(x)}
-        else:  # which holds no whole number above 64 bits
+        else:
             info = {key: x for key, x in info.items() if type(x) is not int or -(2**63) <= x < 2**64}
-        seen = {"obs": plain_obs(kind, obs), "info": info}
-        return seen if mask is None else {**seen, "mask": plain(kind, mask)}
+        answer = {"obs": plain_obs(kind, obs), "info": info}
+        return answer if mask is None else {**answer, "mask": plain(kind, mask)}

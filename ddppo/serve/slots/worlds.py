@@ -1,4 +1,4 @@
-"""The processes of slots: forked from a warm parent, confined to a folder of their own, ended without a trace."""
+"""Starting and ending the processes of slots. Each has its own folder, and leaves no process and no file behind."""
 
 import json
 import logging
@@ -19,29 +19,29 @@ from ddppo.errors import ConfigError
 from ddppo.processes.forking import ForkedProcess, ForkServer, ForkServerLost
 from ddppo.serve.limits import Confinement, variables
 from ddppo.serve.protocol import plain_spec
-from ddppo.serve.slots.line import READY, TASK, framed, hear
+from ddppo.serve.slots.line import READY, TASK, framed, read_frame
 from ddppo.spaces import EnvSpec
 
-_SAY_S = 1.0  # for a process that has begun to say how it is
+_ANSWER_S = 1.0  # for a process to complete an answer that it has begun to send
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, slots=True)
 class Slot:
-    """index: of the pool. number: of its process, counted over the pool's life."""
+    """A slot and its current process."""
 
-    index: int
-    number: int
-    server: ForkServer
+    index: int  # of the slot in the pool
+    number: int  # of the process, counted over the life of the pool
+    server: ForkServer  # from which the process was forked
     process: ForkedProcess
-    line: socket.socket
+    line: socket.socket  # the server's end
     folder: Path
     begun: float = field(default_factory=time.monotonic)
 
     @property
     def lives(self) -> bool:
-        """Whether the process holds its end of the line; for one that was asked nothing."""
+        """Whether the process holds its end of the line. Only for a process that has no request to answer."""
         try:
             return bool(self.line.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
         except BlockingIOError:
@@ -51,10 +51,12 @@ class Slot:
 
 
 class Worlds:
-    """Starts and ends processes of one task. One thread uses it.
+    """Starts and ends processes with one environment each. Used by a single thread.
 
-    modules: what they need imported. keep_env: environment variables that they see, besides those every program needs.
-    prints: whether what they print goes where this process prints.
+    Args:
+        modules: imported in the parent of all processes, so that a fork has them at once.
+        keep_env: environment variables that processes see, besides those that programs need to run.
+        prints: processes print where this process prints; else their output is dropped.
     """
 
     def __init__(
@@ -62,7 +64,7 @@ class Worlds:
         modules: Sequence[str] = (), keep_env: Sequence[str] = (), prints: bool = False,
     ) -> None:  # fmt: skip
         self.num_begun = 0
-        self.num_orphans = 0  # processes that worlds left behind, and that were ended
+        self.num_orphans = 0  # processes started by worlds that outlived them, and were killed
         self._task = {"env": asdict(env), "spec": plain_spec(spec), "confinement": asdict(confinement)}
         self._first_uid = confinement.first_uid
         needed = (
@@ -74,19 +76,21 @@ class Worlds:
         self._keep_env = tuple(keep_env)
         self._prints = prints
         self._server: ForkServer | None = None
-        self._ending: list[Slot] = []
+        self._ending: list[Slot] = []  # killed, and not yet gone
         self._folder = _folder_for_all(self._first_uid)
-        self._remover = ThreadPoolExecutor(1, "folders")  # a world may have written a great many files
+        self._remover = ThreadPoolExecutor(1, "folders")  # removes folders, which may hold very many files
 
-    def begun(self, index: int) -> Slot:
-        """Start a process for a slot, without waiting until its world is made. Raises OSError, ForkServerLost."""
+    def start(self, index: int) -> Slot:
+        """Start the process of a slot, without waiting for its environment. Raises OSError, ForkServerLost."""
+        # 1. A folder that only this world uses.
         server = self._usable_server()
-        self.num_begun += 1  # also where no process starts: the next needs a folder of another name
+        self.num_begun += 1  # even if no process starts: folders need different names
         number = self.num_begun
         folder = self._folder / str(number)
         folder.mkdir(0o700)
         if self._first_uid is not None:
             os.chown(folder, self._first_uid + index, self._first_uid + index)
+        # 2. The process, with its end of the line as standard input.
         ours, theirs = socket.socketpair()
         with theirs:
             stdio = (theirs.fileno(), 1, 2) if self._prints else (theirs.fileno(), -1, -1)
@@ -98,23 +102,24 @@ class Worlds:
             except BaseException:
                 ours.close()
                 raise
+        # 3. Its task.
         of_slot = {"slot": index, "folder": str(folder), "started_in": os.getcwd()}
-        with suppress(OSError):  # it has ended: the reader of the line sees its end
+        with suppress(OSError):  # the process has ended already: `trouble` will see it
             ours.sendall(framed(TASK, json.dumps(self._task | of_slot).encode()))
         return Slot(index, number, server, process, ours, folder)
 
     def trouble(self, slot: Slot) -> str:
-        """Return why the world of a slot that has something to say could not be made; empty where it was."""
-        slot.line.settimeout(_SAY_S)
+        """Read the first answer of a process: return why its environment could not be made, "" if it was."""
+        slot.line.settimeout(_ANSWER_S)
         try:
-            what, content = hear(slot.line)
+            what, content = read_frame(slot.line)
         except (EOFError, OSError) as e:
             return f"its process ended while the environment was made ({type(e).__name__})"
         slot.line.settimeout(None)
         return "" if what == READY else content.decode(errors="replace")
 
     def end(self, slot: Slot) -> None:
-        """Kill a slot's process; `gone` returns it when nothing of it is left."""
+        """Kill the process of a slot. `gone` returns the slot when nothing of the process is left."""
         with suppress(OSError):
             slot.line.close()
         if slot.server is self._server:
@@ -123,8 +128,8 @@ class Worlds:
         self._ending.append(slot)
 
     def gone(self) -> list[Slot]:
-        """Return the slots that have lost their processes, with all that these had started, since the last call."""
-        if self.heard_from and self._server is not None:
+        """Return the slots whose processes, and all processes started by them, have ended since the last call."""
+        if self.fds and self._server is not None:
             with suppress(ForkServerLost):
                 while self._server.receive(0.0) is not None:
                     pass
@@ -138,12 +143,12 @@ class Worlds:
         return gone
 
     @property
-    def heard_from(self) -> list[int]:
-        """What is readable when a process has ended."""
+    def fds(self) -> list[int]:
+        """File descriptors that are readable when a process has ended."""
         if self._server is not None and not self._server.is_usable:
             self._server.close()  # all its processes have ended with it
             self._server = None
-            log.warning("the process that slots fork from was lost, and they with it")
+            log.warning("the process that slots are forked from was lost, and all slots with it")
         return [] if self._server is None else [self._server.fileno()]
 
     def close(self) -> None:
@@ -154,7 +159,7 @@ class Worlds:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _usable_server(self) -> ForkServer:
-        if not self.heard_from:
+        if not self.fds:
             self._server = ForkServer.started(variables(os.environ, self._keep_env, str(self._folder)))
             self._server.take_in_orphans(str(self._folder))
             self._server.have_imported(self._modules)
@@ -163,6 +168,7 @@ class Worlds:
 
 
 def _folder_for_all(first_uid: int | None) -> Path:
+    """Return a new folder for the folders of all worlds. Raises ConfigError if their users could not enter it."""
     below = Path(tempfile.gettempdir())
     if first_uid is None:
         return Path(tempfile.mkdtemp(prefix="ddppo-serve-"))
@@ -179,6 +185,6 @@ def _remove(folder: Path) -> None:
     try:
         shutil.rmtree(folder)
     except FileNotFoundError:
-        pass  # the whole folder went meanwhile
+        pass  # `close` has removed the folder of all
     except (OSError, RecursionError) as e:
         log.warning("%s could not be removed: %s: %s", folder, type(e).__name__, e)
