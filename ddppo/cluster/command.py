@@ -1,4 +1,4 @@
-"""What `python -m ddppo.jobs` does: show the jobs of a sweep, wait for them, show a log, cancel them."""
+"""The command `python -m ddppo.jobs`: shows the jobs of a sweep, waits for them, shows a log, or cancels them."""
 
 import sys
 from dataclasses import dataclass
@@ -17,15 +17,15 @@ from ddppo.package import command
 @dataclass(slots=True)
 class JobsConfig:
     folder: str = setting(MISSING, "the sweep folder; also as the first word")
-    wait: bool = setting(False, "stay until all jobs have ended; Ctrl-C leaves, and the jobs go on")
+    wait: bool = setting(False, "wait until all jobs have ended; after Ctrl-C the jobs continue")
     tail: str | None = setting(None, "print the end of one job's log: a job id, or part of a run's name")
     lines: int = setting(30, "how many lines of the log", low=1)
     cancel: bool = setting(False, "cancel all jobs that have not ended")
-    poll_s: float = setting(3.0, "seconds between two looks at the queue", above=0)
+    poll_s: float = setting(3.0, "seconds between two queries of the queue", above=0)
 
 
 def look(options: JobsConfig) -> bool:
-    """Do what the options say and return whether a job failed. Raises ConfigError, ClusterError."""
+    """Run the command; return whether a job failed. Raises ConfigError, ClusterError."""
     asked = [name for name in ("wait", "cancel", "tail") if getattr(options, name)]
     if len(asked) > 1:
         raise ConfigError(
@@ -63,7 +63,9 @@ def _show(statuses: list[Status], sweep_dir: Path) -> bool:
         if status.outcome == "completed" and status.why:
             print(f"  {status.job.run}: complete, but {status.why}")
     if failed:
-        print(f"the same sweep command with sweep={sweep_dir} goes on with the failed and skips the complete")
+        print(
+            f"the same sweep command with sweep={sweep_dir} continues the failed runs and skips the complete ones"
+        )
     elif all(status.outcome == "completed" for status in statuses):
         print(f"all complete: {command('ddppo.report', str(sweep_dir))}")
     return bool(failed)
@@ -74,5 +76,5 @@ def _chosen(book: Book, which: str) -> SlurmJob:
     found = found or [job for job in book.jobs.values() if which in job.run]
     if len(found) != 1:
         there = ", ".join(f"{job.job_id} {job.run}" for job in (found or book.jobs.values()))
-        raise ConfigError(f"tail={which}: {len(found)} jobs are called so; there are {there}")
+        raise ConfigError(f"tail={which}: {len(found)} jobs match; there are {there}")
     return found[0]

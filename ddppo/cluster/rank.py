@@ -1,6 +1,6 @@
-"""What srun starts for every rank of a job: `python -m ddppo.cluster.rank <run folder>`.
+"""The program of each rank of a SLURM job: `python -m ddppo.cluster.rank <run folder>`, started by srun.
 
-SLURM's names for a process's place become torchrun's, and from there on a rank is a rank.
+It translates SLURM's environment variables to those of torchrun, and runs the rank as any other launcher does.
 """
 
 import os
@@ -12,10 +12,10 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Train as the rank that SLURM started here; never returns."""
-    # SLURM's signal to stop may come at any time, and to processes that environments run in too: until the loop over
-    # iterations listens to it, and in what a rank starts, it must not kill. The driver sends SIGUSR2; SIGTERM comes
-    # from SLURM itself, where it takes a job's nodes and does not tell the job's script.
+    """Train as the rank that SLURM has started here; never returns."""
+    # SLURM's signal to stop may come at any time, and also reaches the processes of environments. It must not kill
+    # before the loop over iterations handles it, nor in processes that a rank starts. The driver sends SIGUSR2. SLURM
+    # itself sends SIGTERM when it takes the nodes of a job without notice to the batch script.
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     os.environ.update(torchrun_variables(os.environ))
@@ -25,9 +25,10 @@ def main() -> None:
 
 
 def torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE and GROUP_WORLD_SIZE (nodes) of a task of a job step.
+    """Return torchrun's variables RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE and GROUP_WORLD_SIZE (nodes).
 
-    And, not of torchrun, DDPPO_CORES_PER_RANK. https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES
+    Also our own DDPPO_CORES_PER_RANK. SLURM's variables:
+    https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES
     """
     per_node = tasks_per_node(environ["SLURM_STEP_TASKS_PER_NODE"])
     return {
@@ -41,7 +42,7 @@ def torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """Return how many tasks each node has, from SLURM's way to write it: 2(x3),1 is [2, 2, 2, 1]."""
+    """Return the number of tasks on each node, from SLURM's notation: 2(x3),1 is [2, 2, 2, 1]."""
     counts: list[int] = []
     for part in text.split(","):
         found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)

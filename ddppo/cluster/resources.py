@@ -1,4 +1,4 @@
-"""What the job of a run asks SLURM for: the settings of hydra/launcher=slurm, and where ranks go."""
+"""The resources of a job: the settings of hydra/launcher=slurm, and the placement of ranks on nodes."""
 
 import hashlib
 import math
@@ -14,7 +14,7 @@ from ddppo.errors import ConfigError
 
 _Need = TypeVar("_Need")
 _Job = TypeVar("_Job")
-# Options of sbatch that the launcher and submitit set, and would work no more with another value.
+# Options of sbatch that the launcher and submitit set, and that a user must not change.
 _OWN = frozenset(
     {
         *(
@@ -31,10 +31,10 @@ _OWN = frozenset(
         *("ntasks-per-node", "open-mode", "output", "requeue", "signal", "time", "wait", "wrap"),
     }
 )
-_NOTICE_S = (
-    120  # SLURM may give notice up to a minute early, and an iteration and a checkpoint take their time
-)
-_START_TIMEOUT_S = 300  # how long SLURM may take to start the ranks once the job runs
+# Least time between the start of a job and its signal to save: SLURM may send it up to a minute early, and an iteration
+# and a checkpoint take time, too.
+_NOTICE_S = 120
+_START_TIMEOUT_S = 300  # for SLURM to start the ranks of a running job
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class SlurmLauncherConfig:
         None, "memory of one rank in GB; null is the partition's default", above=0
     )
     timeout_min: int = setting(
-        60, "time limit in minutes; a run that needs longer saves, requeues and goes on", low=1
+        60, "time limit in minutes; a run that needs longer saves, requeues and continues", low=1
     )
     signal_s: int = setting(
         120, "seconds before the time limit at which all ranks save and the job requeues", low=1
@@ -81,27 +81,26 @@ class SlurmLauncherConfig:
     wait: bool = setting(
         True, "wait until all jobs have ended; false returns at once, and `ddppo.jobs` shows them later"
     )
-    poll_s: float = setting(3.0, "seconds between two looks at the queue", above=0)
+    poll_s: float = setting(3.0, "seconds between two queries of the queue", above=0)
 
 
-# -- where ranks go, as sbatch and srun are told ---------------------------------------------------------------------
+# -- the placement of ranks, as options of sbatch and srun -----------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class RankLayout:
-    """Where the ranks of a run go: ranks_per_node on each of num_nodes; the last node may have fewer.
-
-    interface: the network that ranks speak over, e.g. ib0; None leaves the choice to Gloo and NCCL. learner: of rank
-    0, if it is the first component of a heterogeneous job; the other ranks are the second.
-    https://slurm.schedmd.com/heterogeneous_jobs.html
-    """
+    """The placement of the ranks of a run on nodes."""
 
     world_size: int
     num_nodes: int
-    ranks_per_node: int
+    ranks_per_node: int  # the last node may have fewer
     cpus_per_rank: int
     gpus_per_node: int = 0
-    interface: str | None = None
+    interface: str | None = (
+        None  # network interface of collectives, such as ib0; None: chosen by Gloo and NCCL
+    )
+    # Of rank 0, if it is the first component of a heterogeneous job; the other ranks are the second component.
+    # https://slurm.schedmd.com/heterogeneous_jobs.html
     learner: "RankLayout | None" = None
 
     def __post_init__(self) -> None:
@@ -120,15 +119,15 @@ class RankLayout:
         return [self] if self.learner is None else [self.learner, self]
 
     def sbatch(self, signal_delay_s: int) -> dict[str, Any]:
-        """Return sbatch's options for the first component of a job of this layout, for additional_parameters.
+        """Return the options of sbatch for the first component of the job, as additional_parameters of submitit.
 
-        Not as parameters of submitit's own, which would take every rank for a task that returns a result. The signal
-        goes to the batch script alone (B:), `signal_delay_s` before the job's end.
+        They are not submitit's own parameters, because submitit would expect a result from every rank. The signal goes
+        to the batch script alone (B:), `signal_delay_s` seconds before the end of the job.
         """
         return self.components[0].resources() | {"signal": f"B:USR2@{signal_delay_s}", "requeue": True}
 
     def resources(self) -> dict[str, Any]:
-        """Return what sbatch and srun are told of this component alone."""
+        """Return the options of sbatch and srun for this component alone."""
         options = {
             "nodes": self.num_nodes,
             "ntasks": self.world_size,
@@ -138,7 +137,8 @@ class RankLayout:
         return options | ({"gpus-per-node": self.gpus_per_node} if self.gpus_per_node else {})
 
     def srun(self, program: Sequence[str] = ()) -> list[str]:
-        """Return the command that starts `program` as every rank inside the job: one step, over all components."""
+        """Return the command that starts `program` as every rank of the job, in one step over all components."""
+        # Components are separated by a colon: srun <options> <program> : <options> <program>
         parts = []
         for number, component in enumerate(self.components):
             options = component.resources() | {
@@ -152,13 +152,13 @@ class RankLayout:
         return ["srun", *parts[1:]]
 
 
-# -- what a job asks for ---------------------------------------------------------------------------------------------
+# -- the options of a job --------------------------------------------------------------------------------------------
 
 
 def rank_layout(world_size: int, launcher: SlurmLauncherConfig) -> RankLayout:
-    """Return the fewest nodes that hold `world_size` ranks, with the ranks spread evenly over them.
+    """Return a layout with the fewest nodes that hold `world_size` ranks, spread evenly.
 
-    Where the launcher gives rank 0 resources of its own, it has a node of its own, and the nodes are of the others.
+    If the settings learner_* give rank 0 its own resources, it has a node for itself, and the others share the rest.
     """
     learner = None
     if _gives_learner(launcher):
@@ -178,7 +178,7 @@ def rank_layout(world_size: int, launcher: SlurmLauncherConfig) -> RankLayout:
 
 
 def check_learner(config: Config, launcher: SlurmLauncherConfig) -> None:
-    """Raise ConfigError where rank 0 is given resources of its own, and does the same as other ranks."""
+    """Raise ConfigError if rank 0 has its own resources, but the same role as other ranks."""
     is_alone = config.dist.world_size > 1 and layout(config).role(0).ranks == (0,)
     if _gives_learner(launcher) and not is_alone:
         raise ConfigError(
@@ -193,22 +193,23 @@ def _gives_learner(launcher: SlurmLauncherConfig) -> bool:
 
 
 def job_name(sweep_dir: Path) -> str:
-    """Return the name of a sweep's jobs, by which one_at_a_time knows them: another sweep's is another."""
+    """Return the name of a sweep's jobs. It is unique, because one_at_a_time serialises jobs of the same name."""
     digest = hashlib.sha256(str(sweep_dir.resolve()).encode()).hexdigest()[:6]
     return f"ddppo-{sweep_dir.name}-{digest}"
 
 
 def sbatch_parameters(layout: RankLayout, launcher: SlurmLauncherConfig, name: str) -> dict[str, Any]:
-    """Return a job's options under submitit's names; the layout's own go past submitit (see RankLayout.sbatch).
+    """Return the options of a job by submitit's names.
 
     Raises ConfigError for settings of hydra.launcher that exclude one another.
     """
     _check(launcher)
+    # Options that submitit passes on to sbatch without reading them (see RankLayout.sbatch).
     options, first = layout.sbatch(launcher.signal_s), layout.components[0]
     if launcher.mem_gb_per_rank is not None:
         options["mem"] = _memory(launcher.mem_gb_per_rank, first)
     more = {key.replace("_", "-"): value for key, value in launcher.additional_parameters.items()}
-    if launcher.one_at_a_time:  # of jobs with the same name
+    if launcher.one_at_a_time:  # singleton: a job waits for earlier jobs of the same name
         options["dependency"] = ",".join(["singleton", *filter(None, [more.pop("dependency", None)])])
     parameters = {
         "job_name": name,
@@ -218,7 +219,7 @@ def sbatch_parameters(layout: RankLayout, launcher: SlurmLauncherConfig, name: s
         "qos": launcher.qos,
         "constraint": launcher.constraint,
         "exclusive": launcher.exclusive or None,
-        # Until Python listens, the signal to save would end the job.
+        # Without the trap, a signal to save would end the job before Python handles it.
         "setup": [*_second_component(layout, launcher), "trap '' USR2", *launcher.setup],
         "array_parallelism": 1 if launcher.one_at_a_time else launcher.array_parallelism,
         "stderr_to_stdout": True,
@@ -233,9 +234,9 @@ def _memory(gb_per_rank: float, component: RankLayout) -> str:
 
 
 def _second_component(layout: RankLayout, launcher: SlurmLauncherConfig) -> list[str]:
-    """Return the lines of a batch script that ask for the ranks besides the learner, none without such a one.
+    """Return the #SBATCH lines of the second component, with all ranks except the learner; [] without a learner.
 
-    sbatch reads them up to the script's first command, so that they may follow what submitit writes of the first.
+    sbatch reads such lines up to the first command of the script, so they may follow the lines that submitit writes.
     """
     if layout.learner is None:
         return []
@@ -252,6 +253,7 @@ def _second_component(layout: RankLayout, launcher: SlurmLauncherConfig) -> list
 
 
 def _check(launcher: SlurmLauncherConfig) -> None:
+    """Raise ConfigError for a time limit that is too short, and for options of sbatch that the launcher sets."""
     if 60 * launcher.timeout_min < launcher.signal_s + _NOTICE_S:
         raise ConfigError(
             f"hydra.launcher.timeout_min={launcher.timeout_min} leaves a job no time to train before it saves, "
@@ -261,13 +263,13 @@ def _check(launcher: SlurmLauncherConfig) -> None:
     for key, value in launcher.additional_parameters.items():
         if key.replace("_", "-") in _OWN:
             raise ConfigError(
-                f"hydra.launcher.additional_parameters.{key}={value} is the launcher's own: it follows from "
-                "dist.world_size and the other settings of hydra.launcher"
+                f"hydra.launcher.additional_parameters.{key}={value} is set by the launcher, from dist.world_size and "
+                "the other settings of hydra.launcher: leave it out"
             )
 
 
 def in_arrays(jobs: Iterable[tuple[_Need, _Job]], max_array_size: int) -> list[tuple[_Need, list[_Job]]]:
-    """Group jobs of equal needs, in order of appearance, in arrays of at most `max_array_size` (0: no arrays)."""
+    """Group jobs with equal needs, in order of appearance, into arrays of at most `max_array_size` (0: no arrays)."""
     groups: dict[str, tuple[_Need, list[_Job]]] = {}
     for need, job in jobs:
         groups.setdefault(repr(need), (need, []))[1].append(job)

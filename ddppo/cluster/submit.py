@@ -1,4 +1,7 @@
-"""One sweep on a cluster: plan the runs, submit what is left to do by submitit, wait, and say how each ended."""
+"""A sweep on a cluster: plan the runs, submit jobs for those that are not complete, wait, and return their results.
+
+`launch` is the entry; `_Plan` decides which runs need a job; `submit` groups them into arrays for submitit.
+"""
 
 import os
 import shlex
@@ -32,19 +35,22 @@ from ddppo.package import command
 from ddppo.processes.signals import now_here
 from ddppo.records.run_folder import RunFolder, held
 
-Result = float | Exception | None  # what a sweeper optimises, why the run failed, or nothing
+Result = float | Exception | None  # the sweep's objective, the error of a failed run, or None without either
 Composed = tuple[Config, SlurmLauncherConfig] | ConfigError
 
 
 def launch(
     sweep_dir: Path, launcher: SlurmLauncherConfig, runs: Sequence[tuple[Path, Composed]]
 ) -> list[Result]:
-    """Bring every run to its end and return what came of each, in order; with wait=false, submit them.
+    """Run all runs to their ends and return their results in order; with wait=false, only submit them.
 
-    A run is a folder with its settings and its launcher's, or with what is wrong with them. Jobs that an earlier call
-    submitted and that are still active are waited for, not submitted again. Ctrl-C cancels all. Raises ClusterError
-    where there is no cluster, unless nothing is left for it to do.
+    Jobs of an earlier call that are still active are waited for, and not submitted again. Ctrl-C cancels all. Raises
+    ClusterError if a job is needed and there is no cluster.
+
+    Args:
+        runs: run folders, each with its configuration and launcher settings, or with the error in them.
     """
+    # 1. Plan and submit, while this sweep folder is locked.
     results: dict[Path, Result] = {}
     try:
         with held(sweep_dir):
@@ -54,15 +60,17 @@ def launch(
         jobs = {
             run_dir: plan.book.jobs[plan.name(run_dir)] for run_dir in plan.wanted if run_dir not in results
         }
+        # 2. Wait for the jobs, or return at once.
         if not launcher.wait:
-            print(f"look by: {command('ddppo.jobs', str(sweep_dir))}", flush=True)
+            print(f"see: {command('ddppo.jobs', str(sweep_dir))}", flush=True)
             return [results.get(run_dir) for run_dir, _ in runs]
         statuses = watch(plan.book, list(jobs.values()), launcher.poll_s, hint="Ctrl-C cancels all")
-    except Stopped:  # this process is ended, not the sweep: the jobs go on
+    except Stopped:  # a signal ends this process, not the sweep: the jobs continue
         raise
     except KeyboardInterrupt:
         _cancel(sweep_dir, {_name(sweep_dir, run_dir) for run_dir, _ in runs if run_dir not in results})
         raise
+    # 3. Record how each ended.
     for run_dir, status in zip(jobs, statuses, strict=True):
         if status.outcome == "completed":
             results[run_dir] = plan.ended(run_dir, "completed", "")
@@ -72,7 +80,7 @@ def launch(
 
 
 class _Plan:
-    """What is known of the runs before anything is submitted. Runs that need no job enter `results` at once."""
+    """Decides, before any job is submitted, which runs need one (`wanted`). The others get their results at once."""
 
     def __init__(
         self, sweep_dir: Path, runs: Sequence[tuple[Path, Composed]], results: dict[Path, Result]
@@ -84,21 +92,23 @@ class _Plan:
         self._results = results
         for run_dir, composed in runs:
             try:
-                self._take(run_dir, composed)
+                self._add(run_dir, composed)
             except ConfigError as e:
                 results[run_dir] = self.failed(run_dir, e)
 
-    def _take(self, run_dir: Path, composed: Composed) -> None:
+    def _add(self, run_dir: Path, composed: Composed) -> None:
         if isinstance(composed, ConfigError):
             raise composed
         config, launcher = composed
         check_learner(config, launcher)
+        # Two runs with one folder: the same run twice is one run, two different ones are an error.
         if run_dir in self._seen:
             if different := sweep_runs.differences(self._seen[run_dir], config):
-                self.wanted.pop(run_dir, None)  # neither may take the other's folder
+                self.wanted.pop(run_dir, None)  # neither of them may use the folder
                 raise ConfigError(f"two runs of this sweep have one folder ({', '.join(different[:3])})")
-            return  # the same run twice
+            return
         self._seen[run_dir] = config
+        # A run that is complete already is skipped.
         if sweep_runs.is_complete(run_dir, config):
             remark = sweep_runs.enter(run_dir, config).remark
             print(f"-- {self.name(run_dir)}: {remark}", flush=True)
@@ -110,7 +120,7 @@ class _Plan:
         return _name(self.sweep_dir, run_dir)
 
     def ended(self, run_dir: Path, outcome: str, why: str) -> float | None:
-        """Note and return what a complete run reached."""
+        """Record a complete run; return its objective."""
         summary = RunFolder(run_dir).summary()
         assert summary is not None, f"{run_dir} was complete a moment ago"
         after = RunFolder(run_dir).failed_after_training if outcome == "completed" else ""
@@ -126,15 +136,15 @@ class _Plan:
 
 
 def _submit(plan: _Plan, launcher: SlurmLauncherConfig) -> None:
-    """Submit what is planned and not under way already."""
+    """Submit the wanted runs that have no active job."""
+    # 1. Check the cluster, before anything is written.
     if launcher.local_cluster:
         os.environ["SLURM_CONF"] = str(slurm.local_conf())
-    try:  # before anything is written
+    try:
         max_array_size = slurm.max_array_size()
     except ClusterError as e:
-        raise ClusterError(
-            f"there is no SLURM here that answers (`make slurm-up` starts one to try): {e}"
-        ) from e
+        raise ClusterError(f"no SLURM cluster answers here (`make slurm-up` starts one to try): {e}") from e
+    # 2. Prepare the run folders, except those with an active job.
     plan.book.check_cluster({plan.name(run_dir) for run_dir in plan.wanted})
     active = {status.job.run for status in plan.book.statuses() if status.outcome is None}
     ready: list[Ready] = []
@@ -146,10 +156,11 @@ def _submit(plan: _Plan, launcher: SlurmLauncherConfig) -> None:
                 _check_same(run_dir, config, job_id)
                 print(f"-- {name}: job {job_id} is under way", flush=True)
             else:
-                ready.append(Ready(name, run_dir, _entered(name, run_dir, config), own_launcher))
+                ready.append(Ready(name, run_dir, _enter(name, run_dir, config), own_launcher))
         except ConfigError as e:
             plan.fail(run_dir, e)
-    with _undisturbed():
+    # 3. Submit, without interruption: a job that was submitted and not recorded would be lost.
+    with _signals_blocked():
         refused = submit(plan.book, ready, max_array_size)
     for run in ready:
         if run.name in refused:
@@ -168,7 +179,8 @@ def _check_same(run_dir: Path, config: Config, job_id: str) -> None:
         )
 
 
-def _entered(name: str, run_dir: Path, config: Config) -> Config:
+def _enter(name: str, run_dir: Path, config: Config) -> Config:
+    """Check a run and write its folder; return its configuration as the job will read it."""
     if warning := checks.check(config):
         print(f"warning: {warning}", file=sys.stderr)
     with held(run_dir):
@@ -178,7 +190,7 @@ def _entered(name: str, run_dir: Path, config: Config) -> Config:
 
 
 def _cancel(sweep_dir: Path, names: set[str]) -> None:
-    with _undisturbed():  # a second Ctrl-C would leave some of them running
+    with _signals_blocked():  # a second Ctrl-C would leave some jobs running
         book = Book(sweep_dir)
         book.use_cluster()
         jobs: list[SlurmJob] = [job for name, job in book.jobs.items() if name in names]
@@ -191,8 +203,8 @@ def _name(sweep_dir: Path, run_dir: Path) -> str:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Hold Ctrl-C and what else asks to stop back until the end of the block."""
+def _signals_blocked() -> Iterator[None]:
+    """Delay Ctrl-C and other signals to stop until the end of the block."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     try:
         yield
@@ -205,27 +217,29 @@ def _undisturbed() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A run that has its config.yaml and waits for its job; `name` is its folder's below the sweep's."""
+    """A run with its config.yaml that needs a job."""
 
-    name: str
+    name: str  # the run folder, relative to the sweep folder
     run_dir: Path
     config: Config
     launcher: SlurmLauncherConfig
 
 
 def submit(book: Book, runs: Sequence[Ready], max_array_size: int) -> dict[str, str]:
-    """Submit a job for every run, equal ones as arrays, and enter them in the book.
+    """Submit a job for every run, equal ones as arrays, and record them in the book.
 
-    Returns why, by name, for those that SLURM refused; the others are submitted all the same.
+    Returns the reason, by name, for each run that SLURM refused; the others are submitted.
     """
+    # 1. The options of each job; jobs with equal options share an array.
     refused: dict[str, str] = {}
-    asked = []
+    wanted = []
     for run in runs:
         layout = rank_layout(run.config.dist.world_size, run.launcher)
         parameters = sbatch_parameters(layout, run.launcher, job_name(book.sweep_dir))
         alone = run.name if layout.learner is not None else ""  # SLURM has no arrays of heterogeneous jobs
-        asked.append(((run.launcher.max_num_timeout, parameters, alone), (layout, run)))
-    for (max_num_timeout, parameters, _), members in in_arrays(asked, max_array_size):
+        wanted.append(((run.launcher.max_num_timeout, parameters, alone), (layout, run)))
+    # 2. One call of sbatch for each array.
+    for (max_num_timeout, parameters, _), members in in_arrays(wanted, max_array_size):
         executor = submitit.SlurmExecutor(
             folder=book.sweep_dir / ".submitit" / "%j",
             max_num_timeout=max_num_timeout,
@@ -257,7 +271,10 @@ def _entry(book: Book, run: Ready, job: submitit.Job) -> SlurmJob:
 
 @contextmanager
 def _outside_any_job() -> Iterator[None]:
-    """Submit as if from a shell: sbatch would hand on SLURM_* of a job that we run in, and heed SBATCH_* above ours."""
+    """Hide the variables of a job that this process runs in.
+
+    sbatch would pass SLURM_* on to the new job, and prefer SBATCH_* to its options.
+    """
     conf = os.environ.get("SLURM_CONF")
     with clean_env():
         if conf is not None:
@@ -266,6 +283,6 @@ def _outside_any_job() -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """Return sbatch's own words out of submitit's message, in one line."""
+    """Return the message of sbatch from the error of submitit, in one line."""
     lines = [line.strip() for line in f"{error}".splitlines() if "sbatch: error" in line]
     return " ".join(lines).replace("sbatch: error: ", "") or " ".join(str(error).split())[-300:]

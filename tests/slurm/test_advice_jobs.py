@@ -31,5 +31,5 @@ def test_without_a_cluster_it_is_said_and_nothing_is_left(tmp_path):
     command = [sys.executable, "-m", "ddppo.advise", *SMALL, *LAUNCHER, "dist.world_size=1,2"]
     done = run(command, tmp_path, SLURM_CONF=str(conf))
     assert done.code == 1
-    assert done.stderr.startswith("error: there is no SLURM here that answers")
+    assert done.stderr.startswith("error: no SLURM cluster answers here")
     assert set(CHECKOUT.iterdir()) == before

@@ -104,9 +104,9 @@ def test_sweeps_of_one_name_in_two_places_do_not_wait_for_each_other(tmp_path):
         ),
         (
             SlurmLauncherConfig(additional_parameters={"cpus_per_task": 2}),
-            "cpus_per_task=2 is the launcher's own",
+            "cpus_per_task=2 is set by the launcher",
         ),
-        (SlurmLauncherConfig(additional_parameters={"signal": "USR1"}), "signal=USR1 is the launcher's own"),
+        (SlurmLauncherConfig(additional_parameters={"signal": "USR1"}), "signal=USR1 is set by the launcher"),
     ],
 )
 def test_settings_that_would_break_a_job_are_refused(launcher, said):
@@ -155,7 +155,7 @@ def test_a_job_that_slurm_has_forgotten_is_judged_by_its_run_folder(book, monkey
     known(monkeypatch)
     (status,) = book.statuses()
     assert (status.state, status.outcome) == ("GONE", "failed")
-    assert "no whole summary.json" in status.why
+    assert "no complete summary.json" in status.why
     complete(book)
     assert book.statuses()[0].outcome == "completed"
 
@@ -263,7 +263,7 @@ def test_a_controller_that_stays_away_ends_the_wait(book, monkeypatch):
     monkeypatch.setattr(cluster_jobs.slurm, "query", query)
     monkeypatch.setattr("ddppo.cluster.jobs.time.sleep", lambda seconds: None)
     monkeypatch.setattr("ddppo.cluster.jobs.time.monotonic", lambda: next(clock))
-    with pytest.raises(ClusterError, match=r"the jobs may go on without us: look by python -m ddppo\.jobs"):
+    with pytest.raises(ClusterError, match=r"the jobs may still run: see python -m ddppo\.jobs"):
         watch(book, list(book.jobs.values()), 1.0, hint="")
 
 

@@ -55,7 +55,7 @@ def test_without_a_cluster_nothing_is_written(tmp_path):
     conf.write_text("ClusterName=nothing\n")
     done = sweep(tmp_path / "sweep", "dist.world_size=1", SLURM_CONF=str(conf))
     assert done.code == 1
-    assert done.stderr.startswith("error: there is no SLURM here that answers")
+    assert done.stderr.startswith("error: no SLURM cluster answers here")
     assert done.stderr.count("\n") == 1
     assert not list((tmp_path / "sweep").glob("*/config.yaml"))
 

@@ -1,6 +1,6 @@
-"""hydra/launcher=slurm: the runs of a sweep as jobs of a SLURM cluster.
+"""hydra/launcher=slurm: Hydra's launcher for the runs of a sweep as jobs of a SLURM cluster.
 
-Each job's configuration is composed, checked and written into its run folder here, before it is submitted: editing a
+Each job's configuration is composed, checked and written to its run folder before the job is submitted. So editing a
 YAML file while jobs wait in the queue changes none of them.
 """
 
@@ -24,20 +24,21 @@ from ddppo.launch.sweep import QuietReturn
 
 
 class SlurmLauncher(Launcher):
-    """Submits the runs that are not complete yet and waits for them, unless told not to."""
+    """Submits the runs that are not complete yet, and waits for them unless wait=false."""
 
     def __init__(self, **settings: Any) -> None:
-        self._settings = settings  # of the whole sweep; a job's own are composed with it
+        self._settings = settings  # of the whole sweep; those of a job are composed with the job
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self._context, self._config = hydra_context, config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Return how each job ended; with wait=false, that it was submitted. Ctrl-C cancels all."""
+        """Return the result of each job; with wait=false, return when all are submitted. Ctrl-C cancels all jobs."""
         from ddppo.cluster.submit import launch
 
         setup_globals()
         sweep_dir = Path(self._config.hydra.sweep.dir).absolute()
+        # Compose all jobs first. This sets HydraConfig, which is restored afterwards.
         before = HydraConfig.instance().cfg
         try:
             runs = [
@@ -51,12 +52,12 @@ class SlurmLauncher(Launcher):
     def _composed(
         self, overrides: Sequence[str], number: int
     ) -> tuple[Path, tuple[Config, SlurmLauncherConfig] | ConfigError]:
-        """Return a job's run folder with its settings and its launcher's, or what is wrong with them."""
+        """Return the run folder of a job with its configuration and launcher settings, or with the error in them."""
         cfg = self._context.config_loader.load_sweep_config(self._config, list(overrides))
         with open_dict(cfg):
             cfg.hydra.job.id = str(number)
             cfg.hydra.job.num = number
-        HydraConfig.instance().set_config(cfg)  # what ${hydra:...} reads; makes cfg.hydra read-only
+        HydraConfig.instance().set_config(cfg)  # for ${hydra:...}; makes cfg.hydra read-only
         run_dir = Path(cfg.hydra.sweep.dir).absolute() / cfg.hydra.sweep.subdir
         try:
             launcher = _checked(OmegaConf.to_container(cfg.hydra.launcher, resolve=True))
