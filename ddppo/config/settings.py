@@ -156,7 +156,7 @@ class EnvConfig:
     context: int | None = setting(
         None,
         "length of a context vector, which an episode gets in the options of reset and observes in every step; a "
-        "search over orders uses it. null is none (docs/design.md)",
+        "search over orders uses it. null is none (docs/environments.md)",
         low=1,
         high=65_536,
     )

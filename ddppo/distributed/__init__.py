@@ -1,1 +1,1 @@
-"""Who owns parameters and how gradients meet: gradient sync and the launching of ranks."""
+"""How ranks meet and share the work: joining, the sum of gradients, and a file for each topology."""

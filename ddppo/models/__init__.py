@@ -1,1 +1,1 @@
-"""Actor-critics: the contract (actor_critic), networks, action distributions, the trial of a user's own model."""
+"""Actor-critics: the contract, networks, distributions, the check of a user's own model."""

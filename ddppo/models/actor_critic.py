@@ -101,7 +101,7 @@ class ActorCritic(nn.Module, abc.ABC):
     is_squashed = False  # tanh maps the actions of a Box into its bounds (model.squash=tanh)
 
     # -- Classes that a kind of models brings instead of the core's: import paths "module:attribute", None for the
-    # core's. Subclasses inherit them. docs/design.md lists what each class has to have.
+    # core's. Subclasses inherit them. docs/seams.md lists what each class has to have.
 
     collector_class: str | None = None  # acts: a ddppo.ppo.rollout.RolloutCollector
     minibatch_class: str | None = None  # cuts a rollout into minibatches: a ddppo.ppo.minibatches.Minibatches

@@ -1,1 +1,1 @@
-"""PPO in the order of an iteration: rollout, collector, advantages, normalization, minibatches, losses, learner."""
+"""PPO in the order of an iteration: collector, advantages, minibatches, losses, learner."""
