@@ -6,7 +6,7 @@ PROCESSES ?= 3
 PYTEST := $(PY) -m pytest -n $(PROCESSES) --no-loadscope-reorder
 .DEFAULT_GOAL := help
 
-.PHONY: help train test test-all package bench-check docs lint format slurm-up slurm-down clean
+.PHONY: help train check test test-all package bench-check docs lint format slurm-up slurm-down clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -23,6 +23,12 @@ help:  ## list the targets
 
 train: .venv/.installed  ## train CartPole on 4 workers, evaluate it, print where everything is
 	$(PY) -m ddppo.train env=cartpole dist.world_size=4 eval.every_steps=20000 eval.episodes=10 target_return=475
+
+check: .venv/.installed  ## style, types and the tests nearest to what changed since HEAD (or SINCE=main): under a minute
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check --quiet .
+	$(PY) -m mypy
+	@files="$$($(PY) tests/touched.py $(SINCE))"; if [ -n "$$files" ]; then $(PYTEST) -q -x -m "not slow" $$files; fi
 
 test: .venv/.installed  ## run the quick tests, without those that take longest: minutes
 	$(PYTEST) -m "not slow"
