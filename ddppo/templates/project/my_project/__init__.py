@@ -3,7 +3,7 @@
 from ddppo.plugins import Plugin
 
 PLUGIN = Plugin(
-    package=__name__,  # whose conf/ holds presets, and src/ C++
+    package=__name__,  # its folder conf/ has presets, and src/ C++
     tasks={"my_project/Reach-v0": {"entry_point": f"{__name__}.envs:Reach", "max_episode_steps": 50}},
     models={"my_project": f"{__name__}.models:Network"},
     settings={"model/my_project": f"{__name__}.settings:NetworkSettings"},

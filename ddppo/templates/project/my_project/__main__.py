@@ -17,7 +17,7 @@ class Options:
     seed: int = setting(0, "of the episode", low=0)
 
 
-@door()  # prints errors of ddppo as a sentence, and knows --help
+@door()  # prints errors of ddppo as one sentence
 def main() -> None:
     options = parse(Options, sys.argv[1:], path="run", usage=USAGE)
     from ddppo import load_policy

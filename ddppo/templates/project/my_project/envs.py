@@ -7,10 +7,10 @@ from my_project.physics import moved
 
 
 class Reach(gym.Env):
-    """Observed: position, velocity and target, `[3]`. Actions: push left, not at all, right.
+    """Observations: position, velocity and target, `[3]`. Actions: push left, no push, push right.
 
-    The reward of a step is minus the distance to the target, so that 0 is the best return there is. Episodes end by the
-    time limit of my_project/__init__.py, which is a truncation: the last state is not a failure.
+    The reward of a step is minus the distance to the target, so the best possible return is 0. Episodes end at the time
+    limit in my_project/__init__.py, which is a truncation: the last state is no failure.
     """
 
     def __init__(self, max_push: float = 0.05, render_mode: str | None = None) -> None:
@@ -20,7 +20,7 @@ class Reach(gym.Env):
         self.action_space = gym.spaces.Discrete(3)
 
     def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)  # self.np_random is the only source of chance, so that a seed says all
+        super().reset(seed=seed)  # draw from self.np_random only: then the seed decides everything
         self.position, self.target = self.np_random.uniform(-1.0, 1.0, 2)
         self.velocity = 0.0
         return self._observation(), {}

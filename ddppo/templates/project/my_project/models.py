@@ -1,4 +1,4 @@
-"""The network: one trunk that policy and values share."""
+"""The network: policy and values share one trunk."""
 
 import itertools
 
@@ -9,7 +9,7 @@ from ddppo.models.distributions import num_action_params
 
 
 class Network(ActorCritic):
-    """One trunk, two heads; config is a NetworkSettings. ddppo/models/actor_critic.py says what a model must have."""
+    """One trunk, two heads. config is a NetworkSettings. ddppo/models/actor_critic.py documents the methods."""
 
     def __init__(self, spec, config):
         super().__init__(spec, config)
@@ -23,14 +23,14 @@ class Network(ActorCritic):
         nn.init.orthogonal_(self.policy.weight, config.policy_scale)
 
     def forward(self, obs):
-        """Return action parameters [n, P] and values [n] of observations [n, 3]: what learning asks for."""
+        """Return action parameters [n, P] and values [n] of observations [n, 3]; the learner calls this."""
         features = self.trunk(obs)
         return self.policy(features), self.critic(features).squeeze(-1)
 
     def action_params(self, obs):
-        """Return action parameters alone: what acting asks for."""
+        """Return action parameters only; the actor calls this."""
         return self.policy(self.trunk(obs))
 
     def value(self, obs):
-        """Return values alone."""
+        """Return values only."""
         return self.critic(self.trunk(obs)).squeeze(-1)

@@ -1,6 +1,6 @@
-"""The movement of a point within a step, in C++ (src/physics.cpp) where there is a compiler, else in Python.
+"""The movement of a point within a step, in C++ (src/physics.cpp), or in Python if there is no compiler.
 
-Both give the same bits. Without C++ a project needs `moved_in_python` alone, under the name `moved`, and no src/.
+Both give the same bits. A project without C++ needs only `moved_in_python`, under the name `moved`, and no src/.
 """
 
 import ctypes
@@ -9,7 +9,8 @@ import functools
 from ddppo.native import NotCompiled
 from my_project import PLUGIN
 
-PARTS, DRAG = 100, 0.1  # of a step; of the velocity in a step
+PARTS = 100  # parts of a step
+DRAG = 0.1  # part of the velocity that is lost in a step
 
 
 def moved_in_python(position, velocity, push):
@@ -21,7 +22,7 @@ def moved_in_python(position, velocity, push):
 
 
 def moved(position, velocity, push):
-    """Return the same, computed by C++ if that can be."""
+    """Return the same, computed in C++ if possible."""
     move = in_cpp()
     if move is None:
         return moved_in_python(position, velocity, push)
@@ -35,7 +36,7 @@ def in_cpp():
     """Return the function of src/physics.cpp, compiled at first use and kept in ~/.cache/ddppo, or None."""
     try:
         move = PLUGIN.cpp.load().move
-    except NotCompiled:  # ddppo.train says why before a run starts
+    except NotCompiled:  # ddppo.train prints the reason before a run starts
         return None
     move.argtypes = [ctypes.c_void_p, ctypes.c_double, ctypes.c_int64, ctypes.c_double]
     move.restype = None
