@@ -49,6 +49,7 @@ def enjoy(options: EnjoyConfig) -> None:
     from ddppo.policies.pictures import check_pictures
     from ddppo.policies.playing import check_draws, record, show
 
+    # 1. Can pictures be written? A mistake should cost no episode.
     if out is not None:
         check_pictures(out, asked)
         if not out.parent.is_dir():
@@ -56,10 +57,12 @@ def enjoy(options: EnjoyConfig) -> None:
 
     from ddppo.policies.acting import load_policy
 
+    # 2. The policy, and the seeds of its episodes: those of its run unless another is given.
     seed = 0 if options.seed is None else options.seed
     policy = load_policy(options.run, options.checkpoint, seed=seed, other_spaces=options.other_spaces)
     if options.seed is None:
         seed = policy.trained.config.seed
+    # 3. Play, in a window or into a file.
     episodes = range(options.episodes)
     played: Iterable[PlayedEpisode]
     if out is None:

@@ -164,6 +164,7 @@ _TASKS_OF_GYMNASIUM = ("envs", "spaces")
 def own_traceback(error: BaseException) -> str:
     """Return the traceback of `error` and its causes, with the frames of the user's own code only."""
     whole = traceback.TracebackException.from_exception(error)
+    # Walk from an error to its causes, and drop frames that are not the user's.
     part: traceback.TracebackException | None = whole
     seen: set[int] = set()
     while part is not None and id(part) not in seen:

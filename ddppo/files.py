@@ -85,6 +85,7 @@ def write_json(path: Path, value: Any) -> None:
 
 def jsonable(value: Any) -> Any:
     """Return `value` in JSON's types: NaN and infinity as null, NumPy scalars as numbers, paths as text."""
+    # Containers first, then scalars, whose last resort is their text.
     if isinstance(value, Mapping):
         return {str(key): jsonable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -117,6 +118,7 @@ def move_aside(path: Path, *, label: str = "") -> Path | None:
 def keep_copy(path: Path) -> None:
     """Copy a file to the first free name beside it: `<stem>.<number><suffix>`."""
     if path.exists():
+        # A hard link copies nothing; `replacing` later renames another file to `path`.
         kept = free_name(path)
         try:
             os.link(path, kept)

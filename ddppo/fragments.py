@@ -56,6 +56,7 @@ def fragments(config: Config) -> Layout:
     from ddppo.models.build import build_model
     from ddppo.spaces import leaves
 
+    # The sizes of messages follow from the task's spaces, the model's parameters and the batch.
     check(config)
     spec, shape = probe(config.env), batch_shape(config)
     model = build_model(spec, config.model, config.seed, getattr(torch, config.dtype))

@@ -60,6 +60,7 @@ def make_project(name: str, folder: Path) -> list[Path]:
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"folder={folder}: exists already: name a new folder, or an empty one")
+    # Check everything before the first file is written.
     _check_name(name)
     paths = []
     for template in sorted(p for p in _TEMPLATES.rglob("*") if p.is_file() and "__pycache__" not in p.parts):
@@ -82,6 +83,7 @@ def _check_name(name: str) -> None:
     spec = find_spec(name)  # without an origin, it is a folder without __init__.py, and not a package
     if name in ("tests", "conf") or (spec is not None and spec.origin is not None):
         raise ConfigError(f"name={name}: another package here has that name, and would be imported instead")
+    # Hydra would find two presets of one name.
     for group in sorted({path.parent.name for path in _TEMPLATES.glob("*/conf/*/*.yaml")}):
         if name in presets(group):
             raise ConfigError(

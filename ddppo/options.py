@@ -77,6 +77,7 @@ def parse_all(
     if "--version" in arguments:
         print(versions())
         sys.exit(0)
+    # Each argument is a path, a setting, or a mistake.
     types = {f.name: f.type for section in sections for f in fields(section)}
     names = list(types)
     given: dict[str, Any] = {}
@@ -165,6 +166,7 @@ def _value(argument: str) -> dict[str, Any]:
 
 def filled(section: type[T], given: Mapping[str, Any], usage: str = "") -> T:
     """Return a `section` with these values, converted and checked. Raises ConfigError as `parse` does."""
+    # Unknown names first, then missing values, then types (OmegaConf), then rules.
     items = fields(section)  # type: ignore[arg-type]  # a dataclass, which type[T] does not say
     names = [item.name for item in items]
     for name in given:

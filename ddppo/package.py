@@ -40,6 +40,7 @@ def own_install_command() -> str:
     """Return the pip command that installs this ddppo elsewhere: from the checkout, or from pip's source of it."""
     if _PROJECT.is_file():
         return f"pip install -e {shlex.quote(str(_PROJECT.parent))}"
+    # pip notes the folder or address from which it installed a package.
     origin = ""
     with suppress(PackageNotFoundError, ValueError):
         origin = json.loads(distribution("ddppo").read_text("direct_url.json") or "{}").get("url", "")
@@ -111,6 +112,7 @@ def _requirements(extra: str) -> list[str]:
     # A checkout need not be installed, and another version may be.
     if _PROJECT.is_file():
         return tomllib.loads(_PROJECT.read_text(encoding="utf-8"))["project"]["optional-dependencies"][extra]
+    # The metadata lists each requirement of an extra with a marker behind it.
     marked = re.compile(rf"""^(.*?)\s*;\s*extra\s*==\s*['"]{extra}['"]$""")
     found = [match[1] for match in map(marked.match, requires("ddppo") or []) if match]
     assert found, f"the metadata of ddppo lists nothing for its extra {extra}"

@@ -84,6 +84,7 @@ def strong(
     num_envs grows to W, and rollout_steps shrinks to B / W. Raises ConfigError if no exact division exists.
     """
     check_division(num_envs, rollout_steps, world_size, f"dist.world_size={world_size}")
+    # Fewer environments a rank; beyond one environment a rank, shorter rollouts.
     if world_size <= num_envs:
         return BatchShape(num_envs, rollout_steps, world_size, num_minibatches, num_epochs)
     batch = num_envs * rollout_steps

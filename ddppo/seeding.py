@@ -50,6 +50,7 @@ def action_noise(
 
     Uniform on [0, 1), or standard normal. Environment i at iteration k reads stream (seed, "action", i, k) on any rank.
     """
+    # C++ draws the same bits, for the common case of one number a step.
     noise = np.empty((rollout_steps, len(env_indices), num_noise))
     if num_noise == 1 and not normal and env_indices.step == 1 and (native := loaded()) is not None:
         key = _key(seed, "action")

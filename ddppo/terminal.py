@@ -74,6 +74,7 @@ def unbroken_streams() -> Iterator[None]:
     Characters that the encoding lacks become question marks. A closed or missing stream discards its text.
     """
     _fill_standard_descriptors()
+    # A command may call another command's function: the outer block is enough.
     before = sys.stdout, sys.stderr
     if any(isinstance(stream, _Unbroken) for stream in before):
         yield
@@ -94,6 +95,7 @@ def printed_to_stderr() -> Iterator[None]:
 
     This includes the output of a task's libraries in C, and of programs that it starts.
     """
+    # Python's streams and file descriptor 1 itself, which libraries in C print to.
     streams = {id(stream): stream for stream in (sys.stdout, sys.__stdout__) if stream is not None}
     _flush(streams.values())
     stdout = os.dup(1)
@@ -138,6 +140,7 @@ def warn_once(text: str) -> None:
 
 def is_first(what: str) -> bool:
     """Return whether this is rank 0's first call with `what`. Processes that it starts later count it as made."""
+    # Child processes inherit the environment, and with it the marks of earlier warnings.
     before = os.environ.get("DDPPO_WARNED", "").split()
     mark = f"{zlib.crc32(what.encode()):08x}"
     if mark in before or os.environ.get("RANK", "0") != "0":

@@ -20,6 +20,7 @@ class AlgorithmSettings:
         "ppo (advantages from a value function) or grpo (advantages from the returns of a group of "
         "rollouts with one seed; an iteration is one whole episode of every environment; docs/grpo.md)",
     )
+    # Sizes of an iteration, and of the steps in it.
     group_size: int = setting(
         8,
         "grpo and tasks of text: rollouts G of a group, which share a seed; divides env.num_envs",
@@ -45,6 +46,7 @@ class AlgorithmSettings:
     )
     num_epochs: int = setting(4, "passes K over the batch per iteration", low=1, high=1_000_000)
     num_minibatches: int = setting(4, "minibatches M per epoch, over all ranks", low=1)
+    # The loss.
     clip_coef: float = setting(0.2, "epsilon of the clipped surrogate at the start", above=0)
     clip_schedule: str = setting(
         "none", "schedule of clip_coef: none, or linear (to 0 at total_steps)", choices=("none", "linear")
@@ -55,6 +57,7 @@ class AlgorithmSettings:
         "0.01}} (docs/guide/loss.md). With any, the step is eager",
         factory=dict,
     )
+    # Adam and its schedules.
     learning_rate: float = setting(3e-4, "Adam step size at the start", above=0)
     learning_rates: dict[str, float] = setting(
         meaning="step sizes of parts of the model that differ from learning_rate, by name, as {value_head: 1e-3};"
@@ -77,9 +80,11 @@ class AlgorithmSettings:
     max_grad_norm: float = setting(
         0.5, "gradients are scaled down to at most this norm, over all parameters", above=0
     )
+    # The early stop of an iteration's epochs.
     target_kl: float | None = setting(
         None, "end the epochs of an iteration when approx_kl exceeds this; null never does", above=0
     )
+    # Observations and rewards, before learning.
     normalize_obs: bool = setting(
         False, "scale observations, except pixels, by running moments over all ranks"
     )

@@ -58,6 +58,7 @@ def help_text(
         groups: the groups of presets, in this order.
         of_hydra: dataclasses of launchers and sweepers, by schema, e.g. hydra/launcher/slurm_schema.
     """
+    # Options of groups, then settings, then those of launchers and sweepers.
     lines = [_USAGE, "Groups and their options (group=option):"]
     for group in [*groups, "experiment", *_OF_HYDRA]:
         options = dict(_OF_HYDRA.get(group, {}))

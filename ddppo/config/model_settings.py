@@ -30,11 +30,13 @@ class ModelSettings:
 class LayerSettings(ModelSettings):
     """Hidden layers, heads on them, and recurrent layers between."""
 
+    # Layers between observation and heads.
     hidden_sizes: list[int] = setting(meaning="units of each hidden layer", factory=lambda: [64, 64])
     activation: str = setting(
         "tanh", "nonlinearity between layers", choices=("tanh", "relu", "elu", "silu", "gelu", "leaky_relu")
     )
     shared_trunk: bool = setting(False, "policy and value function share the hidden layers")
+    # The distribution of continuous actions.
     log_std_init: float = setting(0.0, "initial log standard deviation of Gaussian actions")
     log_std: str = setting(
         "parameter",
@@ -48,6 +50,7 @@ class LayerSettings(ModelSettings):
         " the bounds, with corrected log probabilities)",
         choices=("none", "tanh"),
     )
+    # Recurrent layers.
     memory: str = setting(
         "none",
         "recurrent layers behind the others, so that the policy remembers its "
@@ -69,6 +72,7 @@ class LayerSettings(ModelSettings):
                 f"model.log_std_init={self.log_std_init} with model.log_std=state, which is cut to [{low:g}, {high:g}]:"
                 " use a number inside, or model.log_std=parameter"
             )
+        # A recurrent layer serves policy and values alike. Without one, its sizes have no effect.
         if self.memory != "none":
             if not self.shared_trunk:
                 raise ConfigError(
@@ -156,6 +160,7 @@ class ResnetSettings(ImageSettings):
 @dataclass(slots=True)
 class DictSettings(ImageSettings):
     name: str = setting("dict", _NAME)
+    # Which encoder each array of the observation gets.
     image_encoder: str = setting(
         "cnn",
         "encoder of images: cnn, resnet (IMPALA's), resnet18 or resnet50 (DD-PPO's: half the "
@@ -167,6 +172,7 @@ class DictSettings(ImageSettings):
         "model.image_encoder, as {camera: resnet}",
         factory=dict,
     )
+    # The sizes of each encoder.
     vector_sizes: list[int] = setting(
         meaning="units of each layer behind an array that is no image", factory=lambda: [64]
     )

@@ -59,6 +59,7 @@ def _check_shares(config: Config, num_stepping: int) -> None:
         subject = f"{num_stepping}, the ranks that step environments of dist.world_size={world_size},"
         check_division(num_envs, config.ppo.rollout_steps, num_stepping, subject)
         return
+    # Find nearby numbers of ranks with which the division works, for the message.
     possible = []
     for other in range(max(1, world_size - _NEAR), world_size + _NEAR):
         with suppress(ConfigError):
@@ -94,6 +95,7 @@ def layout(config: Config) -> Layout:
 def check_topology(config: Config) -> None:
     """Check settings that contradict the topology, or have no effect with it."""
     dist, topology = config.dist, find(config.dist.topology)
+    # The topology may bring its own way to step environments.
     backend = topology.env_backend
     if backend is not None and (config.env.backend not in ("auto", backend) or config.env.is_ale):
         what = f"env.id={config.env.id}" if config.env.is_ale else f"env.backend={config.env.backend}"
@@ -107,6 +109,7 @@ def check_topology(config: Config) -> None:
             "whose ranks learn from all rollouts: use distributed=async_actors, or leave it out"
         )
     roles = layout(config)
+    # A rank that only steps environments has no GPU, and a single learner sums no gradients.
     only_step = [role for role in roles.roles if role.ranks and not (role.acts or role.learns)]
     if dist.collective == "nccl" and only_step:
         raise ConfigError(
@@ -145,6 +148,7 @@ def num_shards(config: Config) -> int:
                 "leave it out"
             )
         return 0
+    # Equal shards of the environments, and equally many shards for each rank.
     shards = _DEFAULT_SHARDS if dist.shards is None else dist.shards
     setting = f"dist.reduction=ordered with dist.shards={shards}"
     if num_envs % shards:
@@ -211,6 +215,7 @@ def _either(n: int) -> str:
 
 def check_nonfinite(config: Config, roles: Layout) -> None:
     """Check the settings of on_nonfinite against the layout. Raises ConfigError."""
+    # Settings that on_nonfinite does not use must be at their defaults.
     mode, defaults = config.on_nonfinite, Config()
     users = {"on_nonfinite_max": ("skip_batch", "restore"), "on_nonfinite_factor": ("restore",)}
     for name, modes in users.items():
@@ -220,6 +225,7 @@ def check_nonfinite(config: Config, roles: Layout) -> None:
                 f"{name}={value} has no effect with on_nonfinite={mode}: use on_nonfinite={' or '.join(modes)}, or "
                 "leave it out"
             )
+    # Going back needs ranks that all learn, and a checkpoint.
     if mode != "restore":
         return
     if len(roles.learning) < config.dist.world_size:

@@ -70,6 +70,7 @@ def validate(config: Config) -> BatchShape:
 
 def _check_updates(config: Config) -> None:
     dist, ppo = config.dist, config.ppo
+    # Settings that only one value of another one uses.
     if dist.bucket_cap_mb is not None and dist.grad_sync != "ddp":
         raise ConfigError(
             f"dist.bucket_cap_mb={dist.bucket_cap_mb} has no effect with dist.grad_sync={dist.grad_sync}: "
@@ -91,6 +92,7 @@ def _check_updates(config: Config) -> None:
             f"scaling.learning_rate_rule={config.scaling.learning_rate_rule} has no effect with scaling=strong, "
             "where the batch does not grow: use scaling=weak"
         )
+    # Pairs that exclude one another.
     if dist.collective == "nccl" and config.device == "cpu":
         raise ConfigError("dist.collective=nccl needs GPUs, but device=cpu: use dist.collective=shm or gloo")
     if config.compile == "on" and dist.grad_sync == "ddp" and dist.world_size > 1:
@@ -162,6 +164,7 @@ def check_remembering(config: Config, shape: BatchShape, setting: str) -> None:
         raise ConfigError(f"ppo.algorithm={config.ppo.algorithm} with {setting}: use ppo.algorithm=ppo")
     for name in sections():
         section(config, name).check_memory(setting)
+    # Sequences divide a rollout, and a minibatch consists of whole sequences.
     length, steps = config.ppo.sequence_length, shape.rollout_steps
     if length is not None and steps % length:
         divisors = [n for n in range(1, steps + 1) if steps % n == 0]
@@ -260,6 +263,7 @@ def check_workers(config: Config, shape: BatchShape) -> None:
             f"env.num_workers={num_workers} has no effect with env.backend={config.env.backend}: set "
             "env.backend=pool, or leave the number out"
         )
+    # A worker without an environment would be idle.
     fewest = min(shape.env_shares, default=shape.local_num_envs)
     if num_workers > fewest:
         raise ConfigError(

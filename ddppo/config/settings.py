@@ -23,6 +23,7 @@ from ddppo.spaces import EnvSpec
 class DistSettings:
     """The settings of all topologies. A topology with more derives a dataclass (distributed/topologies/settings.py)."""
 
+    # Ranks and their roles.
     world_size: int = setting(1, "number of ranks W", low=1, high=1_000_000)
     topology: str = setting(
         "ddp",
@@ -30,6 +31,7 @@ class DistSettings:
         "multi_learner, env_workers, central_inference, device, or an import path of "
         "your own, my_pkg.topologies:Ring (docs/topologies.md); each may have settings of its own",
     )
+    # Sums over ranks: how gradients are summed, in which order, and by which library.
     grad_sync: str = setting(
         "auto",
         "sum of gradients: ddp (DistributedDataParallel: buckets, overlapped with backward), flat (one "
@@ -57,6 +59,7 @@ class DistSettings:
         " nccl (torch.distributed), auto (nccl if every rank has a GPU of its own, else shm)",
         choices=("auto", "shm", "gloo", "nccl"),
     )
+    # Faults: parameters that differ, ranks that do not answer or are lost.
     check_every: int = setting(
         10, "iterations between comparisons of the ranks' parameters by hash; 0 is never", low=0
     )
@@ -84,6 +87,7 @@ class DistSettings:
         " never fewer ranks",
         low=1,
     )
+    # The cores of this machine.
     oversubscribe: str = setting(
         "warn",
         "more ranks on this machine than cores (or GPUs): warn and go on, or refuse",
@@ -117,6 +121,7 @@ class ScalingConfig:
 
 @dataclass(slots=True)
 class EnvConfig:
+    # The task, and how its environments are stepped.
     id: str = setting(MISSING, "Gymnasium id, e.g. CartPole-v1 or my_pkg.envs:MyEnv-v0")
     num_envs: int = setting(
         8, "environments N of all ranks (scaling=strong) or of one rank (scaling=weak)", low=1
@@ -130,6 +135,7 @@ class EnvConfig:
         "else sync or pool by measured step time; for text sync, or remote if a process can hold only "
         "one). sync, batched, pool and remote give the same numbers",
     )
+    # backend=remote.
     urls: list[str] = setting(
         meaning="backend=remote: addresses of servers (python -m ddppo.serve), e.g. [ws://127.0.0.1:8000]; "
         "environments are spread over them in turn. []: each rank starts a server of its own, which ends with the "
@@ -144,12 +150,14 @@ class EnvConfig:
         low=0,
         high=60_000,
     )
+    # backend=pool, and batches of ale-py and EnvPool.
     num_workers: int | None = setting(
         None,
         "backend=pool: processes of a rank. null: the rank's cores, or more if environments wait instead "
         "of compute. For ALE/... and envpool/...: threads of a rank; null is its cores",
         low=1,
     )
+    # Episodes.
     max_episode_steps: int | None = setting(
         None, "truncate episodes here instead of at the task's limit", low=1
     )
@@ -170,6 +178,7 @@ class EnvConfig:
         "tasks of text: turns after which an episode is truncated; null is the task's own limit",
         low=1,
     )
+    # Studies of stragglers.
     slow_ranks: dict[int, float] = setting(
         meaning="slowness for studies: {rank: seconds slept at every vectorised step}", factory=dict
     )
@@ -241,6 +250,7 @@ class RunConfig:
 
 @dataclass(slots=True)
 class LogConfig:
+    # Where numbers go.
     tensorboard: bool = setting(True, "write TensorBoard event files")
     trackers: list[str] = setting(
         meaning="services that also receive the numbers, as files in the run folder: wandb, mlflow",
@@ -256,6 +266,7 @@ class LogConfig:
         "display: rich (live), plain (one line every few seconds), none, auto (by terminal)",
         choices=("auto", "rich", "plain", "none"),
     )
+    # How they are averaged, and profiles.
     episode_window: int = setting(100, "number of episodes in the mean of rollout/return_mean", low=1)
     warmup_iterations: int = setting(
         2, "iterations left out of the means and percentiles in summary.json", low=0
@@ -280,6 +291,7 @@ class Config:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     log: LogConfig = field(default_factory=LogConfig)
     run: RunConfig = field(default_factory=RunConfig)
+    # Numbers and devices.
     seed: int = setting(0, "root of every random stream", low=0, high=2**63 - 1)
     device: str = setting(
         "auto", "auto takes a GPU if there is one, else the CPU", choices=("auto", "cpu", "cuda")
@@ -293,6 +305,7 @@ class Config:
         "no compiler",
         choices=("auto", "on", "torch", "off"),
     )
+    # NaN and infinity.
     on_nonfinite: str = setting(
         "stop",
         "if a loss, a gradient or a parameter is not finite: stop (all ranks end), skip_batch (all ranks "
@@ -308,6 +321,7 @@ class Config:
     on_nonfinite_factor: float = setting(
         0.5, "restore: factor on the step sizes at each restore", above=0, high=0.99
     )
+    # The beginning and the goal of a run.
     target_return: float | None = setting(
         None,
         "evaluation return for time-to-target and steps-to-target, which are taken when it is first reached",
@@ -332,6 +346,7 @@ class Config:
         "run folder (its last checkpoint) or checkpoint file: a new run begins with its parameters and "
         "normalisers, where they fit",
     )
+    # Sweeps (-m).
     sweep: str | None = setting(
         None,
         "folder of the runs of -m; the same command with the same folder skips complete runs and repeats "
@@ -345,6 +360,7 @@ class Config:
     )
 
 
+# Groups of presets and the dataclass of their section, in the order of --help. Presets of `distributed` fill `dist`.
 SECTIONS = {
     "env": EnvConfig,
     "model": ModelSettings,

@@ -115,6 +115,7 @@ def load_config(path: Path) -> Config:
     section = loaded.get("env")
     if isinstance(section, DictConfig) and section.get("backend") == "async":
         section["backend"] = "pool"
+    # Sections and keys that are no settings any more.
     _leave_out_sections(loaded, path)
     plain: Any = OmegaConf.to_container(loaded)
     try:

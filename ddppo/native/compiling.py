@@ -133,6 +133,7 @@ class Library:
         if self._shipped_in is not None and (shipped := self._shipped_in / self.file_name).is_file():
             with suppress(OSError):
                 return ctypes.CDLL(str(shipped))
+        # This user's cache folder, then the temporary folder.
         problem = ""
         for folder in _folders():
             try:
@@ -142,6 +143,7 @@ class Library:
         raise NotCompiled(_NO_FOLDER + problem)
 
     def _found_or_built_in(self, folder: Path) -> ctypes.CDLL:
+        # Look, then look again under the lock: another process may have compiled it meanwhile.
         path = folder / self.file_name
         if not _is_whole(path):
             with _locked(folder / f"{self.name}.lock") as is_alone:
@@ -158,6 +160,7 @@ class Library:
         """Compile to `path`. A failure is noted in a file, and raised again by all processes of this run."""
         compiler = self.compiler()
         note = path.with_suffix(f".{hashlib.sha256(repr(compiler).encode()).hexdigest()[:8]}.failed")
+        # A note of this compiler's failure, from this run.
         with suppress(OSError, ValueError, KeyError, TypeError):
             failed = json.loads(note.read_text(encoding="utf-8"))
             if float(_SINCE.rpartition(" ")[2]) <= failed["monotonic"] <= time.monotonic():
@@ -241,6 +244,7 @@ def cache_folder() -> Path:
 
 def write_whole(path: Path, content: bytes, *, mode: int = 0o644) -> None:
     """Write a file that appears whole or not at all, even if this process or machine ends. Raises OSError."""
+    # Write beside the target, sync, then rename: a reader sees the old file or the new one.
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}_", suffix=".tmp")
     try:
         with open(handle, "wb") as file:
@@ -305,6 +309,7 @@ def _run_all(commands: Sequence[Sequence[str]], folder: Path) -> None:
 
     Raises NotCompiled; OSError if the folder is full.
     """
+    # Messages in English, which the caller searches, and temporary files where they are removed.
     environ = os.environ | {"TMPDIR": str(folder), "LC_ALL": "C"}
     waiting, running = list(commands), list[subprocess.Popen[str]]()
     try:

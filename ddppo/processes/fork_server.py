@@ -106,6 +106,7 @@ def _serve(connection: socket.socket) -> NoReturn:
                 for pid in running:  # Linux would end them with this process
                     os.kill(pid, signal.SIGKILL)
                 os._exit(0)
+            # One key of a message names what to do; a message without any of them starts a process.
             if "modules" in message:
                 _import(message["modules"])
             elif "orphans" in message:
@@ -128,6 +129,7 @@ _moved_to: str | None = (
 
 def _import(modules: Iterable[str]) -> None:
     global _moved_to
+    # A task's module may change the working directory, on which its processes may rely.
     before = os.getcwd()
     for module in modules if FORKS else ():
         with suppress(
@@ -145,6 +147,7 @@ def _report_ends(connection: socket.socket, running: set[int], takes_in_orphans:
 
     Every child that this process did not fork is an orphan of a process that ended: while that ran, it was the parent.
     """
+    # One SIGCHLD may stand for several ends.
     while running:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if not pid:
@@ -237,17 +240,20 @@ def _let_go_of_files(kept: int) -> None:
 
 def _become(request: Mapping[str, Any]) -> None:
     """Make this process look like a program that just started: session, environment, title, folder, streams."""
+    # Session, environment and title.
     os.setsid()
     os.environ.clear()
     os.environ.update(request["environ"])
     setproctitle(request["title"])
     os.chdir(_moved_to or request["cwd"])
     _default_signals()
+    # The standard streams: new objects for the caller's files.
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         stream = _text_stream(number)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     sys.argv = [request["module"], *request["arguments"]]
+    # State of modules that a program finds fresh.
     tempfile.tempdir = None
     socket.setdefaulttimeout(None)  # an imported module may have set one
     if numpy_random := sys.modules.get("numpy.random"):  # Python seeds its own generator after a fork
@@ -276,6 +282,7 @@ def _run(module: str) -> NoReturn:
             print(e.code, file=sys.stderr)
             code = 1
     except KeyboardInterrupt:
+        # As Python does: print, then end by the signal itself, so that the parent sees it.
         traceback.print_exc()
         flush()
         signal.signal(signal.SIGINT, signal.SIG_DFL)

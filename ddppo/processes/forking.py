@@ -103,9 +103,11 @@ class ForkServer:
         """
         if not FORKS:
             return None
+        # Text that is still in a buffer would be printed by both processes.
         ours, theirs = socket.socketpair()
         flush()
         parent, pid = os.getpid(), os.fork()
+        # The new process is the server, and never returns from here.
         if pid == 0:
             try:
                 die_with_parent(parent)
@@ -134,6 +136,7 @@ class ForkServer:
             str(theirs.fileno()),
             str(os.getpid()),
         ]
+        # PYTHONPATH carries sys.path, which the user's program may have changed.
         paths = (environ.get("PYTHONPATH"), *sys.path)
         environ = {**environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         pid = os.posix_spawn(sys.executable, command, environ)
@@ -186,6 +189,7 @@ class ForkServer:
             "title": title,
             "cwd": cwd or os.getcwd(),
         }
+        # A closed stream of this process is the null device there.
         hole = os.open(os.devnull, os.O_RDWR)
         try:
             self.send(request, [fd if is_open(fd) else hole for fd in stdio])
@@ -203,6 +207,7 @@ class ForkServer:
         try:
             send(self._connection, message, fds)
         except OSError:
+            # The server has ended. Its last messages may name its fault, and the ends of processes.
             with suppress(ForkServerLost):
                 while self.receive(_LAST_WORDS_S):  # messages from before it ended
                     pass
@@ -220,6 +225,7 @@ class ForkServer:
             message, _ = receive(self._connection)
         except OSError:
             message = None
+        # A report of the server's own fault is its last message.
         if message is not None and "failed" in message:
             self._fault, message = message["failed"], None
         if message is None:
@@ -240,6 +246,7 @@ class ForkServer:
             end = time.monotonic() + _END_S
             while not self._ended() and time.monotonic() < end:
                 time.sleep(0.005)
+        # Otherwise kill it: the kernel then kills the processes that it forked (die_with_parent).
         if not self._ended():
             os.kill(self.pid, signal.SIGKILL)
             self._wait()

@@ -67,6 +67,7 @@ def little_memory(world_size: int) -> str | None:
 
 def check_threads() -> None:
     """Raise RuntimeError if this process cannot start a thread for every core: libraries would abort it silently."""
+    # Start as many threads as torch and OpenBLAS will, and let them end.
     end = threading.Event()
     threads = [threading.Thread(target=end.wait) for _ in allowed_cores()]
     try:
@@ -81,6 +82,7 @@ def check_threads() -> None:
 
 def met(error: BaseException | None) -> str | None:
     """Return an error with the limit that it or one of its causes met, in a sentence; None for other errors."""
+    # An exception may be raised from another one, which met the limit.
     cause, seen = error, set[int]()
     while cause is not None and id(cause) not in seen:
         seen.add(id(cause))
@@ -131,10 +133,12 @@ def memory_limit(root: Path = Path("/")) -> float:
 def _met(error: BaseException) -> str | None:
     """Return the sentence about the limit that an error met. Libraries raise errors of many types: their texts tell."""
     number, text = getattr(error, "errno", None), str(error)
+    # Open files, then the size of a file.
     if number == errno.EMFILE or _NO_FILE.search(text):
         return _of(resource.RLIMIT_NOFILE)
     if number == errno.EFBIG or _NO_LONGER_FILE.search(text):
         return _of(resource.RLIMIT_FSIZE)
+    # Processes and threads: of the control group, then of the user.
     if number == errno.EAGAIN or _NO_THREAD.search(text):
         most = min(_numbers("pids", ("pids.max",)), default=math.inf)
         if most < math.inf:
@@ -143,6 +147,7 @@ def _met(error: BaseException) -> str | None:
                 "e.g. docker run --pids-limit 1000"
             )
         return _of(resource.RLIMIT_AS) or _of(resource.RLIMIT_NPROC)  # a thread's stack needs addresses
+    # Memory.
     if isinstance(error, MemoryError) or number == errno.ENOMEM or _NO_MEMORY.search(text):
         return _of(resource.RLIMIT_AS) or _of(resource.RLIMIT_DATA)
     return None

@@ -39,6 +39,7 @@ def control_groups(root: Path, controller: str = "cpu") -> Iterator[Path]:
 
     A container may see the name that its group has outside, without such a folder: its group is the mount then.
     """
+    # A line is "number:controllers:name". Version 2 has one line, without controllers.
     for line in text_of(root / "proc/self/cgroup").splitlines():
         controllers, _, name = line.partition(":")[2].partition(":")
         if controllers and controller not in controllers.split(","):
@@ -51,6 +52,7 @@ def control_groups(root: Path, controller: str = "cpu") -> Iterator[Path]:
 
 
 def _quota(folder: Path) -> float:
+    # Version 2 has both numbers in one file, version 1 in two.
     quota, _, period = text_of(folder / "cpu.max").partition(" ")
     if not quota:
         quota, period = text_of(folder / "cpu.cfs_quota_us"), text_of(folder / "cpu.cfs_period_us")
@@ -119,6 +121,7 @@ def memory_of(pid: int) -> MemoryUse:
 
 def descendants(pid: int) -> list[int]:
     """Return the children of a process, their children, and so on."""
+    # /proc/<pid>/stat names the parent: collect children, then walk down from `pid`.
     children: defaultdict[int, list[int]] = defaultdict(list)
     for entry in Path("/proc").glob("[0-9]*"):
         try:

@@ -115,6 +115,7 @@ class StopRequest:
         for number in (signal.SIGINT, *_STOPS):
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 self._previous[number] = _install(number, self._on_signal)
+        # From here on a task's own handlers are only remembered.
         setattr(signal, "signal", self._keep)  # noqa: B010 (mypy lets no function be replaced)
 
     def listen_again(self) -> None:
@@ -149,6 +150,7 @@ class StopRequest:
 @contextmanager
 def stop_signals_raise() -> Iterator[None]:
     """Make SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 raise Stopped, once, unless they are ignored (nohup)."""
+    # Handlers of the caller come back at the end of the block.
     before = {number: signal.getsignal(number) for number in _STOPS}
 
     def stop(number: int, frame: object) -> NoReturn:
@@ -179,6 +181,7 @@ def stop_signals_kill(*also: int) -> None:
 @contextmanager
 def interrupts_kill() -> Iterator[None]:
     """Make Ctrl-C end this process at once inside the block, which waits inside torch: Python runs no handler there."""
+    # Only the main thread may set handlers, and a handler that is not Python's stays.
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
@@ -273,6 +276,7 @@ def end_children(but: Collection[int] = ()) -> int:
     """Kill all child processes except `but`, and the orphans that these leave in turn; return their number."""
     if sys.platform != "linux":
         return 0
+    # Orphans of the killed children become children of this process: repeat until there are none.
     num_ended, end = 0, time.monotonic() + _LONGEST_S
     while (children := _children(but)) and time.monotonic() < end:
         for pid in children:
@@ -331,6 +335,7 @@ def _end_with_what_is_left(module: str, code: object) -> None:
     if names:  # idle threads of an executor need no warning
         number = f"{len(threads)} threads and {len(processes)} processes"
         warn(f"the task left {number} running ({', '.join(sorted(names)[:5])}): they end with this program")
+    # The parts of Python's own end that do not wait for threads.
     end_processes_left()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

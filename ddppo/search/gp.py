@@ -86,11 +86,13 @@ def fit(data: Data) -> Hyperparameters:
     damping = np.full(len(logs), 1e-2)
     heights, slopes, curvatures = _posteriors(data, logs, mean, precision)
     for iteration in range(_ITERATIONS):
+        # After some iterations only the best start continues.
         if iteration == _TRIED:
             best = [int(np.argmax(heights))]
             logs, damping, heights, slopes, curvatures = (
                 rows[best] for rows in (logs, damping, heights, slopes, curvatures)
             )
+        # A damped Newton step with the Fisher information as curvature, of at most 2 in each logarithm.
         damped = (
             curvatures
             + damping[:, None, None] * np.eye(k + 2) * np.trace(curvatures, axis1=1, axis2=2)[:, None, None]
@@ -98,6 +100,7 @@ def fit(data: Data) -> Hyperparameters:
         steps = np.clip(np.linalg.solve(damped, slopes[..., None])[..., 0], -2.0, 2.0)
         tried = np.clip(logs + steps, mean - 14.0, mean + 14.0)
         results = _posteriors(data, tried, mean, precision)
+        # Keep a step that rises, and damp less; after another one damp more.
         better = results[0] >= heights
         logs[better] = tried[better]
         for old, new in zip((heights, slopes, curvatures), results, strict=True):
@@ -129,6 +132,7 @@ def _likelihoods(data: Data, logs: Array) -> tuple[Array, Array, Array]:
 
     d/dp = tr((a a^T - K^-1) dK/dp) / 2 with a = K^-1 y (equation 5.9); information tr(K^-1 dK/dp K^-1 dK/dq) / 2.
     """
+    # K = L L^T for each row s of hyperparameters, and a = K^-1 y.
     k, n = len(data.distances), len(data.values)
     thetas, signal, noise = np.exp(logs[:, :k]), np.exp(logs[:, k]), np.exp(logs[:, k + 1])
     unknown = np.isnan(data.noise)

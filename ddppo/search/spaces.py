@@ -56,6 +56,7 @@ class Finite:
             raise ValueError(f"the options {self.options} hold one twice")
         self._codes = {repr(option): i for i, option in enumerate(self.options)}
         count = len(self.options)
+        # Without distances of their own, all options are equally far apart.
         table = 1.0 - np.eye(count) if distances is None else np.asarray(distances, dtype=np.float64)
         if table.shape != (count, count) or not np.array_equal(table, table.T) or table.diagonal().any():
             raise ValueError(
@@ -132,9 +133,11 @@ class Interval:
 
     def decode(self, code: float) -> float:
         value = float(self._values(np.array([code]))[0])
+        # Short numbers: 6 digits of the interval, or of the value.
         if self.step is None:
             of = value if self.log else self.high - self.low
             return min(max(round(value, 6 - math.floor(math.log10(of))), self.low), self.high)
+        # A step may be .1, which floats do not hold: 12 digits give back the number that was written.
         stepped = self.low + round((value - self.low) / self.step) * self.step
         return stepped if isinstance(stepped, int) else float(f"{stepped:.12g}")
 
@@ -191,6 +194,7 @@ class Space:
 
     def encode(self, point: Any) -> Array:
         """Return a point's code [k]. Raises ValueError for a point outside this space."""
+        # A point of one dimension is a value, not a tuple.
         values = point if self._is_tuple else (point,)
         if len(values) != len(self.dimensions):
             raise ValueError(f"{point}: must be {len(self.dimensions)} values")
@@ -211,6 +215,7 @@ class Space:
 
     def moved(self, codes: Array, scale: float, rng: np.random.Generator) -> Array:
         """Return a neighbour of each code: a normal step of `scale` in intervals, now and then another option."""
+        # Draw both kinds of numbers for all dimensions, so that the draws do not depend on their kinds.
         steps = scale * rng.standard_normal(codes.shape)
         redraws = rng.random(codes.shape)
         return np.stack(

@@ -162,6 +162,7 @@ class UCB:
         codes = codes[self._is_new(codes, pending)]
         if not len(codes):
             return None
+        # First random points, then the highest bound of the fitted process.
         if count < self.num_random:
             return codes[rng.integers(len(codes))]
         model = self._fitted().with_means_at(pending)
@@ -187,6 +188,7 @@ class UCB:
         self, codes: Array, model: "_Model", pending: list[Array], rng: np.random.Generator
     ) -> Array:
         """Return the best codes after a search around the best, in ever smaller steps."""
+        # Around the best points so far, in ever smaller steps.
         for scale in _SCALES:
             best = codes[np.argsort(-model.bound(codes, self.beta), kind="stable")[:_KEPT]]
             around = self.space.moved(np.repeat(best, _NEIGHBOURS, axis=0), scale, rng)
@@ -220,6 +222,7 @@ class _Model:
 
     @classmethod
     def of(cls, space: Space, scored: list[_Scored]) -> "_Model":
+        # A failed point counts as the worst value. Values and their noise are standardised.
         codes = np.array([entry.code for entry in scored]).reshape(len(scored), len(space.dimensions))
         known = [entry.value for entry in scored if entry.value is not None]
         worst = min(known, default=0.0)
@@ -272,6 +275,7 @@ def _low_discrepancy(n: int, k: int, rng: np.random.Generator) -> Array:
 
     Multiples of (1/g, 1/g^2, ...) modulo 1, g^(k+1) = g + 1 (M. Roberts, 2018).
     """
+    # g by fixed-point iteration.
     g = 2.0
     for _ in range(60):
         g = (1.0 + g) ** (1.0 / (k + 1))
