@@ -20,7 +20,7 @@ from ddppo.envs.probing.dry_run import dry_run
 from ddppo.envs.probing.suitability import on_spaces
 from ddppo.errors import ConfigError
 from ddppo.loop import env_states as environments
-from ddppo.loop.build import players_of, topology_of, warning_of_initial
+from ddppo.loop.build import eval_ranks_of, topology_of, warning_of_initial
 from ddppo.loop.evaluation import evaluator_of
 from ddppo.models.build import build_model, model_class
 from ddppo.models.model_check import check_model
@@ -126,8 +126,8 @@ def _check_stepping(config: Config, spec: EnvSpec, shape: BatchShape) -> None:
         evaluates_meanwhile = not evaluator_of(spec).in_training_envs and (
             config.eval.every_steps or (topology.own_pace and config.eval.final_episodes)
         )
-        num_players = len(players_of(rank_rules.layout(config), topology))
-        imported(backend.check_run)(env, spec, shape.num_envs, num_players if evaluates_meanwhile else 0)
+        num_eval_ranks = len(eval_ranks_of(rank_rules.layout(config), topology))
+        imported(backend.check_run)(env, spec, shape.num_envs, num_eval_ranks if evaluates_meanwhile else 0)
 
 
 def _check_normalized(config: Config, spec: EnvSpec) -> None:

@@ -46,7 +46,7 @@ def topology_of(declared: TopologySpec) -> Callable[[RankContext], Topology]:
     return topology_class
 
 
-def players_of(roles: Layout, declared: TopologySpec) -> tuple[int, ...]:
+def eval_ranks_of(roles: Layout, declared: TopologySpec) -> tuple[int, ...]:
     """Return the ranks that play evaluations: all that hold the parameters and go in step."""
     play = [role for role in roles.roles if role.learns or (role.acts and not declared.own_pace)]
     return tuple(sorted(rank for role in play for rank in role.ranks))
@@ -95,7 +95,7 @@ def build(config: Config, group: Group, device: torch.device) -> RankContext:
         work = 0  # one thread in C++ is faster than several in torch
     torch.set_num_threads(threads_per_rank(config, local_world_size, work))
     derived = _derived(context, topology, local_world_size)
-    context = replace(context, topology=topology, players=players_of(roles, declared), derived=derived)
+    context = replace(context, topology=topology, eval_ranks=eval_ranks_of(roles, declared), derived=derived)
     sampler.attach(context)
     return context
 
@@ -154,7 +154,7 @@ def fingerprint(context: RankContext) -> float:
 
     NaN on a rank that does not hold them.
     """
-    if context.group.rank not in context.players:
+    if context.group.rank not in context.eval_ranks:
         return math.nan
     digest = context.parameters.digest()
     if context.sampler.name:

@@ -286,7 +286,7 @@ class RunEvaluator:
         policy = Policy(context.model, context.obs_normalizer, context.spec)
         self.evaluator = evaluator_of(context.spec)(policy, context.config, context.topology.collector)
         self.group = context.group
-        self.players = list(context.players)  # ranks that can play: they hold the parameters
+        self.players = list(context.eval_ranks)  # ranks that can play: they hold the parameters
         self.num_shards = context.shape.local_num_shards
         self.best: dict[str, float] = {}
         self.target: dict[str, float] = {}

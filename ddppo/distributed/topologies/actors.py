@@ -47,7 +47,7 @@ class SyncActors(Topology):
             g for g in (self.learners, self._team) if 1 < g.world_size < context.group.world_size
         )
         self.sync = context.sync(self.learners)
-        self.learner = context.learner(self.learners, self.learners.rank, self.sync)
+        self.learner = context.learner(self.learners, self.sync)
         self._rollouts = RolloutMessage(
             context.spec,
             context.shape.rollout_steps,

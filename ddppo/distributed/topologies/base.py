@@ -72,7 +72,7 @@ class RankContext:
     sampler: TaskSampler
     # Made from all of the above, so these have no value while a topology is being made.
     topology: "Topology" = cast("Topology", None)
-    players: tuple[int, ...] = ()  # ranks that play evaluation episodes: they hold the current parameters
+    eval_ranks: tuple[int, ...] = ()  # ranks that play evaluation episodes: they hold the current parameters
     derived: dict[str, Any] = field(default_factory=dict)  # values that summary.json reports
 
     # -- The share of this rank.
@@ -163,9 +163,8 @@ class RankContext:
         kind = dist.grad_sync if group.world_size > 1 else "flat"
         return make_gradient_sync(kind, self.model, self.parameters, group, bucket_cap_mb=dist.bucket_cap_mb)
 
-    def learner(self, group: Group, place: int, sync: GradientSync) -> Learner:
+    def learner(self, group: Group, sync: GradientSync) -> Learner:
         """Make the learner of this rank among those of `group`, which learn from equal shares of the batch."""
-        assert place == group.rank, (place, group.rank)
         config, ppo = self.config, self.config.ppo
         shape = self.shape.over(group.world_size)
         normalizers = Normalizers(self.obs_normalizer)
@@ -189,15 +188,15 @@ class RankContext:
     def guarded(self) -> AbstractContextManager[None]:
         """Return a context for blocks that run a task's own code.
 
-        A task may change this process: its working directory, signal handlers, random state. The context puts these
-        back. It does nothing if the environments are stepped in other processes.
+        A task may change this process, for example its working directory, torch's threads or signal handlers; the
+        context undoes that (envs/guard.py). It does nothing if the environments are stepped in other processes.
         """
         env = self.env_config
         is_elsewhere = env.backend not in ("auto", "sync", "gym_vector") or not self.role.steps
         return nullcontext() if is_elsewhere else guarded(env.id, STEPPED, is_quick=True)
 
     def act(self, collector: RolloutCollector, env_indices: range, iteration: int) -> "Collected":
-        """Collect a rollout of these environments with the noise that is theirs in this iteration."""
+        """Collect a rollout of these environments, with the action noise of these environments in this iteration."""
         noise: np.ndarray = action_noise(
             self.config.seed,
             iteration,
@@ -209,7 +208,7 @@ class RankContext:
         with self.model.unchanged(), self.guarded():
             rollout, episodes = collector.collect(noise)
         is_valid, first = rollout.valid.cpu().numpy(), collector.first_env
-        # An episode whose last row is a pseudo-step was cut: nobody saw its return.
+        # An episode whose last row is a pseudo-step was cut with its process: its return is unknown.
         episodes = [e for e in episodes if is_valid[e.step, e.env_index - first]]
         return Collected(int(is_valid.sum()), episodes, rollout)
 
@@ -340,9 +339,7 @@ class Topology(ABC):
     learner: Learner
     sync: GradientSync  # sums gradients over the ranks of `learners`
     learners: Group
-    groups: tuple[
-        Group, ...
-    ] = ()  # groups of some ranks whose collectives this rank takes part in, for timing
+    groups: tuple[Group, ...] = ()  # subgroups that this rank takes part in; the loop times their collectives
     env: Closeable | None = None  # the environments that this rank steps, here or in processes of its own
 
     @abstractmethod

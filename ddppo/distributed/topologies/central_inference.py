@@ -1,6 +1,6 @@
 """central_inference: every rank is an agent that acts and learns; its observers, processes, only step environments.
 
-Read `CentralCollector._collect`: one forward pass of the agent computes the actions of all observers that wait. A batch
+Read `CentralCollector.collect`: one forward pass of the agent computes the actions of all observers that wait. A batch
 closes when all observers wait, or dist.max_wait_ms after the first one. Observers go at their own pace, each in its own
 row t of the rollout. Every environment still makes T steps with its own noise, so the rollout does not depend on which
 observers share a batch. Espeholt et al. 2020, "SEED RL", arXiv:1910.06591; agents and observers as in Li et al. 2023,

@@ -35,7 +35,7 @@ class Ddp(Topology):
         self.env = self.collector.env
         self.learners = context.group  # all ranks learn
         self.sync = context.sync(context.group)
-        self.learner = context.learner(context.group, context.group.rank, self.sync)
+        self.learner = context.learner(context.group, self.sync)
 
     def _make_collector(self) -> RolloutCollector:
         """Make this rank's environments and the collector that acts in them."""

@@ -31,7 +31,7 @@ class EnvWorkers(Topology):
         self._messages = StepMessages(context.group, context.spec, env_ranges, context.config.dtype)
         self.learners = Group()  # of one rank: gradients do not travel
         self.sync = context.sync(self.learners)
-        self.learner = context.learner(self.learners, 0, self.sync)
+        self.learner = context.learner(self.learners, self.sync)
         self.env: VecEnv | None = None
         self.collector: Collector | None = None
         if context.role.steps:

@@ -41,7 +41,7 @@ class AsyncActor(Topology):
         # The contract asks for a learner; this one only holds the parameters that the actor acts with.
         self.learners = Group()
         self.sync = context.sync(self.learners)
-        self.learner = context.learner(self.learners, 0, self.sync)
+        self.learner = context.learner(self.learners, self.sync)
         self._rollouts = RolloutMessage(
             context.spec,
             context.shape.rollout_steps,

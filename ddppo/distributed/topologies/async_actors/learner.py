@@ -75,7 +75,7 @@ class AsyncLearner(Topology):
         self._corrects = dist.correction != "none"
         self.learners = Group()  # of one rank
         self.sync = context.sync(self.learners)
-        self.learner = context.learner(self.learners, 0, self.sync)
+        self.learner = context.learner(self.learners, self.sync)
         self._rewards: RewardsByActor | None = None
         if config.ppo.normalize_rewards:
             self._rewards = RewardsByActor(shape.local_num_envs, config.ppo.gamma, context.device)
