@@ -4,8 +4,8 @@
 it: `shared_memory.SharedMemoryGroup` on one machine, `torch_distributed.ProcessGroup` and `torch_distributed.Hierarchy`
 anywhere; `meeting.meet` chooses one. They share `peers.Peers`, which finds lost ranks.
 
-Below the contract: `Board`, which ranks post on without a collective; `OrderedSum`, a sum whose bits do not depend on
-W; and `gather_bytes`, for messages of unequal length.
+Below the contract: `Board`, on which ranks post numbers without a collective; `OrderedSum`, a sum whose bits do not
+depend on W; and `gather_bytes`, for messages of unequal length.
 """
 
 import mmap
@@ -293,20 +293,20 @@ def _pairs(rows: torch.Tensor) -> torch.Tensor:
 
 
 def gather_bytes(
-    group: Group, mine: bytes, *, asks: bool = False, at_root: bool = False
+    group: Group, own: bytes, *, flag: bool = False, at_root: bool = False
 ) -> tuple[list[bytes], bool]:
-    """Return the bytes of all ranks, and whether any rank has set `asks`. With `at_root`, other ranks return [].
+    """Return the bytes of all ranks, and whether any rank has set `flag`. With `at_root`, other ranks than 0 return [].
 
-    It is one gather of lengths, and a second one of the padded bytes if any rank has some.
+    It is one gather of lengths and flags, and a second one of the padded bytes if any rank has some.
     """
-    lengths = group.gather(torch.tensor([len(mine), asks])).tolist()
-    sizes = [size for size, _ in lengths]
-    any_asks = any(asked for _, asked in lengths)
+    rows = group.gather(torch.tensor([len(own), flag])).tolist()
+    sizes = [size for size, _ in rows]
+    any_flag = any(is_set for _, is_set in rows)
     if not any(sizes):
-        return [b""] * len(sizes), any_asks
+        return [b""] * len(sizes), any_flag
     padded = torch.zeros(max(sizes), dtype=torch.uint8)
-    padded.numpy()[: len(mine)] = memoryview(mine)
-    rows = group.gather_at_root(padded) if at_root else group.gather(padded)
-    if rows is None:
-        return [], any_asks
-    return [row[:size].tobytes() for row, size in zip(rows.numpy(), sizes, strict=True)], any_asks
+    padded.numpy()[: len(own)] = memoryview(own)
+    gathered = group.gather_at_root(padded) if at_root else group.gather(padded)
+    if gathered is None:
+        return [], any_flag
+    return [row[:size].tobytes() for row, size in zip(gathered.numpy(), sizes, strict=True)], any_flag

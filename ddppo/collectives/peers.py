@@ -36,7 +36,7 @@ class OwnPace(Group):
         )  # the launcher's, in which ranks leave words for one another
         self.store.set_timeout(timedelta(seconds=timeout_s))
 
-    def words(self, topic: str, mine: str) -> list[str]:
+    def words(self, topic: str, own: str) -> list[str]:
         """Return the word of every rank on a topic, by rank. Each rank calls it once per topic, before it starts work.
 
         Raises CollectiveError if a rank's word does not come in time. A rank that is started again finds the words of
@@ -44,17 +44,17 @@ class OwnPace(Group):
         """
         keys = [f"ddppo/{topic}/{rank}" for rank in range(self.world_size)]
         try:
-            self.store.set(keys[self.rank], mine)
+            self.store.set(keys[self.rank], own)
             return [self.store.get(key).decode() for key in keys]
         except dist.DistError as e:
             # Name the ranks without a word; if the store itself is gone, name the store.
-            who = "the launcher's store"
+            missing = "the launcher's store"
             with suppress(dist.DistError):
                 silent = [rank for rank, key in enumerate(keys) if not self.store.check([key])]
                 leave_word(self.store, self.rank, f"for {self._timeout_s:.1f} s, never heard of")
-                who = in_words(silent)
+                missing = in_words(silent)
             raise CollectiveError(
-                f"rank {self.rank} on {socket.gethostname()} did not hear of {who} within dist.timeout_s="
+                f"rank {self.rank} on {socket.gethostname()} did not hear of {missing} within dist.timeout_s="
                 f"{self._timeout_s:g}: {first_sentence(e)}"
             ) from e
 
@@ -101,16 +101,16 @@ class Watch:
         word = f"for {silence_s:.1f} s, last heard of {_when(self._heard_in)}"
         try:
             silent = self._leave_word(word)
-            who = (
+            lost = (
                 f"no word from {in_words(silent)} {word}"
                 if silent
                 else "all other ranks lost their peers too"
             )
         except (RuntimeError, ValueError) as e:  # the rank or launcher that held the store is gone
-            who = f"the lost ranks are unknown, because the rendezvous store does not answer ({type(e).__name__})"
+            lost = f"the lost ranks are unknown, because the rendezvous store does not answer ({type(e).__name__})"
         return (
             f"rank {self.rank} on {socket.gethostname()} lost its peers in a {what} {_when(self.iteration)} after "
-            f"waiting {waited_s:.1f} s (limit dist.timeout_s={self.timeout_s:g}): {who}"
+            f"waiting {waited_s:.1f} s (limit dist.timeout_s={self.timeout_s:g}): {lost}"
         )
 
     def _leave_word(self, word: str) -> list[int]:

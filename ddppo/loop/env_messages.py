@@ -50,7 +50,7 @@ class EnvMessages(NoMessages):
         local = self._envs.publish() if self._envs is not None else []
         # Environments whose process was lost and restarted have received nothing yet.
         restarted = self._envs.made_anew() if self._envs is not None else []
-        by_rank, any_restarted = gather_bytes(self._group, joined(local), asks=bool(restarted))
+        by_rank, any_restarted = gather_bytes(self._group, joined(local), flag=bool(restarted))
         if any_restarted:
             self._send_earlier(restarted)
         messages: list[bytes] = []

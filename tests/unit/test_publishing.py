@@ -222,7 +222,7 @@ def test_bytes_of_all_ranks_are_as_long_as_they_were():
     group = Three(sizes, [torch.zeros(3, dtype=torch.uint8), torch.tensor([7, 8, 0], dtype=torch.uint8)])
     assert gather_bytes(group, b"abc") == ([b"abc", b"", b"\x07\x08"], True)
     assert gather_bytes(Three(torch.zeros(2, 2, dtype=torch.int64)), b"") == ([b"", b"", b""], False)
-    assert gather_bytes(Group(), b"abc", asks=True) == ([b"abc"], True)
+    assert gather_bytes(Group(), b"abc", flag=True) == ([b"abc"], True)
 
 
 def test_bytes_for_the_root_reach_no_other_rank():

@@ -228,7 +228,7 @@ TOPOLOGIES = {
         ),
         TopologySpec(
             "ddp_preempt",
-            "W equal workers as of ddp, whose slow ones end their rollouts early",
+            "W equal workers as in ddp; slow ones end their rollouts early",
             functools.partial(_equal_workers, does=_PREEMPTED_WORKER_TASKS),
             f"{_HERE}.ddp:DdpPreempt",
             settings=f"{_HERE}.settings:PreemptSettings",
@@ -251,7 +251,7 @@ TOPOLOGIES = {
         ),
         TopologySpec(
             "multi_learner",
-            "L learners sum their gradients, each learns from the rollouts of actors of its own",
+            "L learners sum their gradients; each learns from the rollouts of its own actors",
             multi_learner,
             f"{_HERE}.actors:SyncActors",
             least_ranks=2,
