@@ -67,57 +67,65 @@ def machine_number() -> int:
 def meet(store: dist.Store, rank: int, world_size: int, wanted: Wanted) -> Group:
     """Return the group of all ranks. Every rank calls it. Raises DistError if a rank does not come in time."""
     store.set_timeout(timedelta(seconds=wanted.timeout_s))
-    words = _exchange(store, "hello", rank, world_size, _hello(wanted))
-    meeting = _Meeting(store, words, wanted)
-    group = meeting.all(Watch(rank, world_size, store, wanted.timeout_s))
-    group.meet, group.make_board = meeting.some, meeting.board  # for Group.subgroup and Group.board
+    # 1. Every rank writes its description to the store and reads all others.
+    descriptions = _exchange(store, "hello", rank, world_size, _description(wanted))
+    # 2. From these all ranks choose the same collective.
+    meeting = _Meeting(store, descriptions, wanted)
+    group = meeting.group_of_all(Watch(rank, world_size, store, wanted.timeout_s))
+    # 3. The group of all ranks makes further groups and boards in the same way.
+    group.meet, group.make_board = meeting.subgroup, meeting.board
     return group
 
 
 class _Meeting:
     """Makes groups and boards from the descriptions of all ranks."""
 
-    def __init__(self, store: dist.Store, words: list[dict[str, Any]], wanted: Wanted) -> None:
+    def __init__(self, store: dist.Store, descriptions: list[dict[str, Any]], wanted: Wanted) -> None:
         self._store = store
-        self._words = words  # the description of each rank, see `_hello`
+        self._descriptions = descriptions  # one of each rank, see `_description`
         self._wanted = wanted
         self._timeout = timedelta(seconds=wanted.timeout_s)
         self._has_memory = False  # whether ranks of one machine share memory
         self._has_process_group = False  # whether torch.distributed has a process group over all ranks
 
-    def all(self, watch: Watch) -> Peers:
+    def group_of_all(self, watch: Watch) -> Peers:
         """Return the group of all ranks, by dist.collective."""
         kind, wanted = self._wanted.collective, self._wanted
-        if kind == "auto" and all(word["own_gpu"] for word in self._words):
+        if kind == "auto" and all(each["own_gpu"] for each in self._descriptions):
             kind = "nccl"
+        # Shared memory, alone or below Gloo.
         if kind in ("auto", "shm"):
-            local = self._memory(self._store, watch)
+            local = self._shared_memory_group(self._store, watch)
             if isinstance(local, Peers):
                 self._has_memory = True
                 return self._over_machines(watch, local)
             if kind == "shm":
-                raise TrainingError(f"dist.collective=shm cannot be: {local}; use dist.collective=gloo")
+                raise TrainingError(
+                    f"dist.collective=shm does not work here: {local}; use dist.collective=gloo"
+                )
             if watch.rank == 0:
-                remedy = "" if sys.platform == "linux" else "; dist.collective=gloo says that this is known"
+                remedy = "" if sys.platform == "linux" else "; dist.collective=gloo avoids this warning"
                 print(
-                    "warning: dist.collective=auto takes gloo, whose sums take .5 ms and more where shared memory "
-                    f"takes .01: {local}{remedy}",
+                    "warning: dist.collective=auto uses gloo, which needs .5 ms and more for a sum; shared memory, "
+                    f"which needs .01 ms, does not work here: {local}{remedy}",
                     file=sys.stderr,
                     flush=True,
                 )
+        # Otherwise torch.distributed between all ranks.
         self._init_process_group(
             "nccl" if kind == "nccl" else "gloo", self._store, watch.rank, watch.world_size
         )
         self._has_process_group = True
         return ProcessGroup(watch, wanted.device, clocks_shared=self._is_one_machine(watch.members))
 
-    def some(self, of_all: Watch, ranks: tuple[int, ...], number: int) -> Group | None:
+    def subgroup(self, of_all: Watch, ranks: tuple[int, ...], number: int) -> Group | None:
         """Return the group of some ranks, with the collective of the group of all; None on other ranks.
 
         number: counts the subgroups, for keys of the store. Ranks outside call it too, because torch makes a process
         group only if all ranks take part.
         """
-        leaders = [ranks[places[0]] for places in self._memories(ranks)]
+        # First the calls to torch, which all ranks make: a process group of the ranks, or of their leaders.
+        leaders = [ranks[places[0]] for places in self._by_memory(ranks)]
         process_group, across = None, None
         if not self._has_memory or self._wanted.process_group:
             process_group = dist.new_group(list(ranks), timeout=self._timeout)
@@ -130,6 +138,7 @@ class _Meeting:
             across = dist.new_group(leaders, timeout=self._timeout)
         if of_all.rank not in ranks:
             return None
+        # Then the group itself, on its own ranks.
         watch = of_all.among(ranks)
         if not self._has_memory:
             one = self._is_one_machine(ranks)
@@ -137,7 +146,8 @@ class _Meeting:
                 watch, self._wanted.device, clocks_shared=one, members=process_group
             )
         else:
-            group = self._memory(dist.PrefixStore(f"subgroup{number}", self._store), watch)
+            store = dist.PrefixStore(f"subgroup{number}", self._store)
+            group = self._shared_memory_group(store, watch)
         if isinstance(group, str):
             raise TrainingError(f"{in_words(ranks)} cannot share memory: {group}; use dist.collective=gloo")
         if len(leaders) > 1 and self._has_memory:
@@ -148,7 +158,7 @@ class _Meeting:
     def board(self, watch: Watch, number: int) -> Board:
         """Return the `number`-th board of all ranks: in shared memory on one machine, otherwise in the store."""
         store, size = dist.PrefixStore(f"board{number}", self._store), watch.world_size
-        if len(self._memories(watch.members)) > 1:
+        if len(self._by_memory(watch.members)) > 1:
             return StoreBoard(store)
         # Rank 0 creates an unnamed file, all ranks map it, and if one rank cannot, all use the store.
         board, file = None, None
@@ -161,26 +171,28 @@ class _Meeting:
                 own = open_segment(**offer)
                 board = MemoryBoard(own, size, watch.rank)
                 os.close(own)
-        words = _exchange(store, "mapped", watch.rank, size, {"is_mapped": board is not None})
+        results = _exchange(store, "mapped", watch.rank, size, {"is_mapped": board is not None})
         if file is not None:
             os.close(file)  # all ranks have mapped it
-        return board if board is not None and all(word["is_mapped"] for word in words) else StoreBoard(store)
+        if board is not None and all(each["is_mapped"] for each in results):
+            return board
+        return StoreBoard(store)
 
     def _is_one_machine(self, ranks: Sequence[int]) -> bool:
-        return len({self._words[rank]["machine"] for rank in ranks}) == 1
+        return len({self._descriptions[rank]["machine"] for rank in ranks}) == 1
 
-    def _memories(self, ranks: Sequence[int]) -> list[list[int]]:
+    def _by_memory(self, ranks: Sequence[int]) -> list[list[int]]:
         """Return a list for each memory, that is, each machine and container: the places in `ranks` that share it."""
         found: dict[str, list[int]] = {}
         for place, rank in enumerate(ranks):
-            found.setdefault(self._words[rank]["memory"], []).append(place)
+            found.setdefault(self._descriptions[rank]["memory"], []).append(place)
         return list(found.values())
 
-    def _memory(self, store: dist.Store, watch: Watch) -> Peers | str:
+    def _shared_memory_group(self, store: dist.Store, watch: Watch) -> Peers | str:
         """Return the shared-memory group of the watch's members on this machine, or the reason that there is none."""
-        members, words = watch.members, self._words
+        members, descriptions = watch.members, self._descriptions
         place = members.index(watch.rank)
-        here = next(places for places in self._memories(members) if place in places)
+        here = next(places for places in self._by_memory(members) if place in places)
         # The first rank of the machine creates the segment, and the others open it through /proc/<pid>/fd.
         file = None
         offer: dict[str, Any] = {}
@@ -192,7 +204,8 @@ class _Meeting:
                 offer = {"error": _reason(e)}
         offer = _exchange(store, "segment", place, len(members), offer)[here[0]]
         segment, error = _mapped(offer, len(here))
-        errors = [word["error"] for word in _exchange(store, "mapped", place, len(members), {"error": error})]
+        results = _exchange(store, "mapped", place, len(members), {"error": error})
+        errors = [each["error"] for each in results]
         if file is not None:
             os.close(file)  # all ranks have mapped it
         # Shared memory is used by all ranks or by none.
@@ -202,16 +215,16 @@ class _Meeting:
         return SharedMemoryGroup(
             watch,
             segment,
-            [Process(*words[members[at]]["process"]) for at in here],
+            [Process(*descriptions[members[at]]["process"]) for at in here],
             place=here.index(place),
-            ranks_per_core=self._ranks_per_core(words[watch.rank]["memory"]),
+            ranks_per_core=self._ranks_per_core(descriptions[watch.rank]["memory"]),
             device=self._wanted.device,
         )
 
     def _ranks_per_core(self, memory: str) -> float:
-        here = [word for word in self._words if word["memory"] == memory]
-        allowed = {core for word in here for core in word["cores"]}
-        return len(here) / at_most(len(allowed), max(word["quota"] for word in here))
+        here = [each for each in self._descriptions if each["memory"] == memory]
+        allowed = {core for each in here for core in each["cores"]}
+        return len(here) / at_most(len(allowed), max(each["quota"] for each in here))
 
     def _over_machines(self, watch: Watch, local: Peers) -> Peers:
         """Return the group of all ranks over all machines; `local`, the group of this machine, if there is only one.
@@ -219,7 +232,7 @@ class _Meeting:
         The leaders, one per machine, need a process group for it. They make it alone, unless the run needs a process
         group over all ranks anyway: then torch lets only all ranks together make another one.
         """
-        machines, wanted = self._memories(watch.members), self._wanted
+        machines, wanted = self._by_memory(watch.members), self._wanted
         leaders, across = [ranks[0] for ranks in machines], None
         if wanted.process_group or (wanted.subgroups and len(machines) > 1):
             store = dist.PrefixStore("all", self._store)
@@ -235,7 +248,7 @@ class _Meeting:
         return self._hierarchy(watch, local, across)
 
     def _hierarchy(self, watch: Watch, local: Peers, leaders: dist.ProcessGroup | None) -> Peers:
-        machines, across = self._memories(watch.members), None
+        machines, across = self._by_memory(watch.members), None
         if watch.members.index(watch.rank) in [places[0] for places in machines]:
             across = ProcessGroup(watch, self._wanted.device, clocks_shared=False, members=leaders)
         return Hierarchy(watch, local, across, machines)
@@ -247,7 +260,7 @@ class _Meeting:
             )
 
 
-def _hello(wanted: Wanted) -> dict[str, Any]:
+def _description(wanted: Wanted) -> dict[str, Any]:
     """Return the description of this rank that all others read."""
     process = this_process()
     try:
@@ -260,7 +273,7 @@ def _hello(wanted: Wanted) -> dict[str, Any]:
         "memory": f"{machine_number()} {namespace}",
         "process": [process.pid, process.started],
         "cores": allowed_cores(),
-        "quota": min(cpu_quota(), sys.maxsize),  # JSON has no infinity
+        "quota": min(cpu_quota(), sys.maxsize),  # CPUs; JSON has no infinity
         "own_gpu": wanted.own_gpu,
     }
 

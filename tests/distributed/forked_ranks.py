@@ -24,7 +24,7 @@ from tests.support import NEVER_S, PATIENCE_S, wait_until
 def need_shared_memory() -> None:
     """Skip a test whose ranks meet in shared memory where its part in C cannot be had."""
     if why_not := SHARED_MEMORY.why_not():
-        pytest.skip(f"dist.collective=shm cannot be here: {why_not}")
+        pytest.skip(f"dist.collective=shm does not work here: {why_not}")
 
 
 @contextmanager
