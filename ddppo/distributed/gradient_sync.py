@@ -4,8 +4,8 @@ The loss of a minibatch is sum_i(loss_i) / n over the n samples of all ranks. Ea
 gradient of its own samples' terms. The sum over ranks is then the gradient of one process with the same samples. An
 average over ranks would be wrong as soon as two ranks hold different numbers of samples.
 
-One iteration of distributed=ddp makes these collectives, on every rank in this order (ppo and dist settings in
-brackets add one; W = 1 makes none):
+One iteration of distributed=ddp makes these collectives, on every rank in this order (settings in brackets add one;
+W = 1 makes none; tests/distributed/test_collectives_of_an_iteration.py checks the list):
 
  1. barrier after the rollout; a rank waits here for the slowest rollout          loop/iteration.py
  2. gather of reward moments [ppo.normalize_rewards]                              ppo/normalization.py

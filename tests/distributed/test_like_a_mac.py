@@ -69,8 +69,7 @@ def test_training_works(settings, tmp_path):
     has_group = "dist.world_size=2" in settings and "distributed=async_actors" not in settings
     assert len(of_gloo) == has_group
     assert all(
-        line.endswith(f": {REASON} (rank 0); dist.collective=gloo avoids this warning")
-        for line in of_gloo
+        line.endswith(f": {REASON} (rank 0); dist.collective=gloo avoids this warning") for line in of_gloo
     )
 
 

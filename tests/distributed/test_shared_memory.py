@@ -205,7 +205,10 @@ def test_a_lack_of_memory_is_said_where_shm_was_asked_for_and_gloo_taken_where_n
     with forked_ranks(2, check_all) as (_, results):
         for error in results():
             assert isinstance(error, TrainingError)
-            assert "dist.collective=shm does not work here: [Errno 28] No space left on device (rank 0)" in str(error)
+            assert (
+                "dist.collective=shm does not work here: [Errno 28] No space left on device (rank 0)"
+                in str(error)
+            )
     with forked_ranks(2, lambda group: group.name, collective="auto") as (_, results):
         assert results() == ["gloo", "gloo"]
     assert capfd.readouterr().err.count("warning: dist.collective=auto uses gloo") == 1

@@ -70,7 +70,7 @@ class RankContext:
     obs_normalizer: ObsNormalizer | None  # None with ppo.normalize_obs=false
     # The seeds and reset options of episodes; every rank has one, and all stay equal.
     sampler: TaskSampler
-    # Made from all of the above, so these have no value while a topology is being made.
+    # Made from all of the above. `build` returns a context with these; the one that a topology keeps is without them.
     topology: "Topology" = cast("Topology", None)
     eval_ranks: tuple[int, ...] = ()  # ranks that play evaluation episodes: they hold the current parameters
     derived: dict[str, Any] = field(default_factory=dict)  # values that summary.json reports
