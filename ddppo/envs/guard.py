@@ -175,6 +175,7 @@ def _put_mask(before: set[signal.Signals]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+# All settings on which training relies, with how to read them and put them back.
 _TRAITS = (
     _Trait("NumPy's errors (np.seterr)", np.geterr, lambda errors: np.seterr(**errors)),
     _Trait("warnings to errors (warnings.filters)", _errors, _put_errors, which=lambda before, now: ""),
@@ -211,6 +212,7 @@ if hasattr(os, "sched_getaffinity"):
             is_quick=False,
         ),
     )
+# Python sets signal handlers in the main thread only.
 _OF_MAIN_THREAD = (
     *map(_of_signal, _SIGNALS),
     _Trait("the signals that are blocked (signal.pthread_sigmask)",
@@ -267,6 +269,7 @@ class _State:
 
     def put_back(self) -> list[tuple[str, str]]:
         """Undo harmful changes; return (name of the trait, description of the change) for each."""
+        # The usual case, nothing changed, is one comparison of two lists.
         values = [each.get() for each in self._traits]
         if values == self._before:
             return []
@@ -347,6 +350,7 @@ def guarded(env_id: str, what: str, *, is_quick: bool = False) -> Iterator[None]
             _begin_where_it_was_imported(env_id)
         yield
         return
+    # Note the state of the process, then run the block.
     place, before = _Surroundings.now(), _State(is_quick=is_quick)
     known = _own.get(env_id)
     if known is not None:
@@ -371,12 +375,15 @@ def _end(env_id: str, what: str, place: _Surroundings, before: _State) -> None:
     global _depth
     _depth -= 1
     found, now, known = before.put_back(), _Surroundings.now(), _own.get(env_id)
+    # A task that changed its surroundings once is known; it may do so again without a warning.
     moved = place.said(now) if known is None else []
     if now != place or known is not None:
         imported = place if known is None else known.imported
         _own[env_id] = _Own(now if what == IMPORT else imported, now)
+    # An inner block leaves the surroundings to the outer one.
     if _depth == 0:
         place.enter(now)
+    # Warn of each change once per task, not in every rollout.
     new = [(name, said) for name, said in found if is_first(f"{env_id} {name}")]
     if new:
         changed = new[0][1] if len(new) == 1 else ", ".join(name for name, _ in new)
@@ -414,6 +421,7 @@ def _begin_where_it_was_imported(env_id: str) -> None:
     if env_id in _own:
         _own[env_id].imported.enter(_Surroundings.now())
         return
+    # The import may change the folder; later imports of the module are no-ops.
     if module := env_id.rpartition(":")[0]:
         with suppress(Exception, SystemExit):  # making the environment raises it again
             importlib.import_module(module)

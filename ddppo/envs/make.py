@@ -68,10 +68,12 @@ def make_vec_env(
     if env.is_ale or env.is_envpool:
         path = _ATARI if env.is_ale else _ENVPOOL
     make: Callable[..., VecEnv] = imported(path)
+    # Backends take only the arguments that concern them.
     more: dict[str, Any] = {"cores": cores} if env.is_ale or env.is_envpool or env.backend == "pool" else {}
     if env.backend == "pool" or plugin is not None:
         more["max_restarts"] = max_restarts
     envs = make(env, spec, EnvNames(env_indices, rank), timeout_s, **more)
+    # An artificial straggler, for studies.
     seconds = env.slow_ranks.get(rank, 0.0)
     return SlowEnvs(envs, seconds) if seconds else envs
 
@@ -95,6 +97,7 @@ def make_eval_env(env: EnvConfig, num_envs: int) -> VecEnv:
     env = dataclasses.replace(env, backend="sync", slow_ranks={}, kwargs=kwargs)
     spec, names = probe(env), EnvNames(range(num_envs), None)
     backend = "sync" if why_not_batched(env) else "batched"
+    # The task is stepped in this process, so undo its changes to the process when the batch closes.
     with ExitStack() as guard:
         guard.enter_context(guarded(env.id, STEPPED))
         envs = imported(BACKENDS[backend])(env, spec, names, 0.0)
@@ -121,6 +124,7 @@ def settled(env: EnvConfig, spec: EnvSpec, num_envs: int, cores: int) -> EnvConf
         return dataclasses.replace(env, backend="batched")
     if num_envs > 1:
         with suppress(EnvError):  # training meets the same error and reports it with the environment's name
+            # A pool costs messages, so it pays only if a step takes long enough.
             cost = measure(env, spec)
             num_workers = choose_num_workers(cost, num_envs, cores)
             if pool_pays(cost, num_envs, num_workers):

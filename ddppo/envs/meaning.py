@@ -57,6 +57,7 @@ def _plain(space: gym.Space) -> Plain:
 def _bounds(bounds: np.ndarray) -> float | list[float | None] | None:
     """Return the bounds of a box: one number if all are equal, else a list; None = no bound."""
     flat = np.asarray(bounds, np.float64).ravel()
+    # A picture has thousands of equal bounds.
     if len(flat) > _MOST_BOUNDS:
         flat = np.array([flat.min(), flat.max()])
     numbers = [x if abs(x) < _UNBOUNDED else None for x in flat.tolist()]
@@ -69,6 +70,7 @@ def _action_names(task: Any) -> list[str] | None:
     They come from get_action_meanings(), as for Atari's games, or from `action_meanings`, an attribute of the task or
     an entry of its `metadata`.
     """
+    # Names are for messages and for comparison, so any exception of the task means "no names".
     inner = getattr(task, "unwrapped", task)
     try:
         if callable(method := getattr(inner, "get_action_meanings", None)):
@@ -91,6 +93,7 @@ def differences(stored: Plain | None, found: Plain | None) -> list[str]:
     if stored is None or found is None:
         return []
     said = []
+    # Observations: names first, then each array.
     was, now = stored["observations"], found["observations"]
     if list(was) != list(now):
         said.append(f"it observed {_names(was)} and observes {_names(now)}")
@@ -98,6 +101,7 @@ def differences(stored: Plain | None, found: Plain | None) -> list[str]:
         for name, leaf in was.items():
             of = f"observations {name!r}" if name else "observations"
             said += _of_leaf(of, leaf, now[name], is_action=False)
+    # Actions: the spaces, the names if both are known, and whether there are masks.
     said += _of_leaf("actions", stored["actions"], found["actions"], is_action=True)
     names = stored.get("action_names"), found.get("action_names")
     if None not in names and names[0] != names[1]:
@@ -124,6 +128,7 @@ def _names(observations: Mapping[str, Any]) -> str:
 def _of_leaf(of: str, was: Plain, now: Plain, *, is_action: bool) -> list[str]:
     if was["space"] != now["space"]:
         return [f"its {of} were {_said(was)} and are {_said(now)}"]
+    # Keys that always count; bounds and dtype are compared below.
     differing = [key for key in was if key not in ("low", "high", "dtype") and was[key] != now.get(key)]
     if not differing and was["space"] == "Box":
         if is_action or _is_pixels(was) != _is_pixels(now):
@@ -143,6 +148,7 @@ def _apart(was: Plain, now: Plain, key: str, *, is_action: bool) -> bool:
     old, new = (x[key] if isinstance(x[key], list) else [x[key]] for x in (was, now))
     if not (old and new):
         return old != new
+    # One number may stand for the bounds of all entries: repeat it.
     most = max(len(old), len(new))
     for x, y in zip(old * (most // len(old)), new * (most // len(new)), strict=False):
         if x is None or y is None:

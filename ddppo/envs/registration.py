@@ -19,6 +19,7 @@ from ddppo.errors import ConfigError
 from ddppo.package import install_command
 from ddppo.plugins import added
 
+# Our tasks, without Gymnasium's wrappers that check every step and cost time.
 gym.register(
     "ddppo/Synthetic-v0",
     entry_point="ddppo.envs.tasks.synthetic:SyntheticEnv",
@@ -39,6 +40,7 @@ gym.register(
     max_episode_steps=500,
 )
 
+# Tasks of plugins, which declare ids and entry points without being imported.
 for task_id, keywords in added("tasks").items():
     gym.register(task_id, **keywords)
 
@@ -56,6 +58,7 @@ _LARGEST = 10  # the largest number in an image of MiniGrid, the kind "agent"
 def register_extra(env_id: str) -> None:
     """Import the package that registers `env_id`, if it needs one. Raises ConfigError if that is not installed."""
     for prefix, (module, extra) in _EXTRAS.items():
+        # The id may have a module in front: my_pkg.envs:ALE/Pong-v5.
         if env_id.rpartition(":")[2].startswith(prefix):
             os.environ.setdefault(
                 "PYGAME_HIDE_SUPPORT_PROMPT", "1"
@@ -73,6 +76,7 @@ def register_extra(env_id: str) -> None:
 def adapted(task: gym.Env) -> gym.Env:
     """Return the task with observations that a model can take. Raises ConfigError if it has too many missions."""
     space = task.observation_space
+    # Recognised by its module, so that minigrid is not imported for other tasks.
     if isinstance(space, Dict) and type(space.spaces.get("mission")).__module__.startswith("minigrid."):
         return GridObs(task)
     return task
@@ -131,6 +135,7 @@ class GridObs(gym.ObservationWrapper):
 
 def _sentences(space: Any) -> list[str]:
     """Return all missions of a task, in the same order in every process. Raises ConfigError if they are too many."""
+    # A mission is a template with placeholders; enumerate all combinations of their words.
     lists = space.ordered_placeholders or []
     count = math.prod(len(words) for words in lists)
     if type(space).__name__ != "MissionSpace" or count > _MOST_MISSIONS:  # BabyAI has another class

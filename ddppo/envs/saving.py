@@ -49,6 +49,7 @@ def packed(state: Any, beside: dict[str, bytes] | None = None) -> bytes:
     """
     blobs: list[bytes] = []
     plain = _without_blobs(state, blobs, beside)
+    # The format: magic bytes, then the header and each blob with its size before it.
     head = json.dumps([len(blobs), plain], separators=(",", ":")).encode()
     parts = [_MAGIC]
     for part in (head, *blobs):
@@ -60,6 +61,7 @@ def unpacked(content: bytes, beside: Mapping[str, bytes] | None = None) -> Any:
     """Return the state from the bytes of `packed`. Raises ValueError for any other bytes."""
     if content[: len(_MAGIC)] != _MAGIC:
         raise ValueError("no state of environments, or one of another format")
+    # Split into parts; a wrong size or count means that the bytes are damaged.
     parts, at = [], len(_MAGIC)
     while at < len(content):
         (size,) = _SIZE.unpack(content[at : at + _SIZE.size].ljust(_SIZE.size, b"\xff"))
@@ -84,6 +86,7 @@ def _without_blobs(value: Any, blobs: list[bytes], beside: dict[str, bytes] | No
         return {key: _without_blobs(each, blobs, beside) for key, each in value.items()}
     if type(value) is bytes:
         return {_BLOB: [_put(value, blobs, beside)]}
+    # An array is a blob in the npy format, which needs no pickle.
     if type(value) is np.ndarray and not value.dtype.hasobject:
         file = io.BytesIO()
         np.lib.format.write_array(file, value, allow_pickle=False)
@@ -159,6 +162,7 @@ def attributes_of(thing: Any, *, lenient: bool = False) -> dict[str, Any]:
     found: dict[str, Any] = {}
     seen: set[int] = set()
     for name, value in combined(thing).items():
+        # A space is constant, except for the random generator that it samples with.
         if isinstance(value, gym.Space):
             found[_SPACE + name] = [_encoded(each, seen) for each in _generators_of(value)]
             continue
@@ -223,12 +227,14 @@ def _encoded(value: Any, seen: set[int]) -> Any:
         return value
     if isinstance(value, np.generic) and not value.dtype.hasobject:
         return {_KIND: "scalar", "of": np.array(value)}
+    # A tuple cannot be changed, so two attributes may share it.
     if type(value) is tuple:
         return {_KIND: "tuple", "of": [_encoded(each, seen) for each in value]}
     _see(value, seen)
     if type(value) is list:
         return [_encoded(each, seen) for each in value]
     if type(value) is dict:
+        # A dict with other keys is stored as a list of pairs.
         if all(type(key) is str and not key.startswith("\0") for key in value):
             return {key: _encoded(each, seen) for key, each in value.items()}
         return {_KIND: "dict", "of": [[_encoded(part, seen) for part in pair] for pair in value.items()]}
@@ -248,6 +254,7 @@ def _encoded(value: Any, seen: set[int]) -> Any:
 def _see(value: Any, seen: set[int]) -> None:
     """Raise NotData for an object that two attributes share: restored copies would no longer be the same object."""
     root = value
+    # Two views of one array share memory too.
     while isinstance(root, np.ndarray) and root.base is not None:
         root = root.base
     if id(root) in seen:
@@ -430,6 +437,7 @@ class ByReplay(Saver):
             "generators": [generators_in(each) for each in self.chain],
         }
         self.actions, self._is_too_long = [], False
+        # A new world makes the episode independent of earlier ones, so that a replay is exact.
         if self._keeps_world:
             _give_new_world(self.task.unwrapped)
 
@@ -447,6 +455,7 @@ class ByReplay(Saver):
         return {**self._begun, "actions": np.array(self.actions)}
 
     def restore(self, state: dict[str, Any]) -> Any:
+        # Set the random generators as they were before the reset, then reset and step.
         for each, generators in zip(self.chain, state["generators"], strict=True):
             take_attributes(each, generators)
         self.begins(state["seed"], state["options"])
@@ -465,6 +474,7 @@ SAVERS: dict[str, type[Saver]] = {kind.name: kind for kind in (ByItself, ByAttri
 def saver_of(task: gym.Env) -> Saver:
     """Return the saver of a task that has been reset."""
     unwrapped = task.unwrapped
+    # In the order of preference; replay is the last resort, because it takes time.
     if all(callable(getattr(unwrapped, name, None)) for name in ("state", "restore")):
         return ByItself(task)
     if _is_a(unwrapped, _ATARI):

@@ -57,11 +57,13 @@ def make_task(env: EnvConfig, render_mode: str | None = None) -> gym.Env:
     observations.
     """
     register_extra(env.id)
+    # Some tasks accept no render_mode at all, so pass it only if a picture is wanted.
     rendering = {} if render_mode is None else {"render_mode": render_mode}
     try:
         task = gym.make(
             env.id,
             max_episode_steps=env.max_episode_steps,
+            # Our own checks are stricter and cost less per step (encoding, dry_run.py).
             disable_env_checker=True,
             **rendering,
             **env.kwargs,
@@ -137,6 +139,7 @@ class RowEnv(gym.Wrapper):
         if self._options is not None:
             options.setdefault("options", self._options)
         try:
+            # A saver by replay notes the random generators before the reset draws from them.
             if self._actions is not None:
                 self._saver.begins(seed, options)
             obs, info = as_pair(self.env.reset(seed=seed, **options))
@@ -145,6 +148,7 @@ class RowEnv(gym.Wrapper):
             self._is_fresh = False
             if self._actions is not None:
                 self._actions = self._saver.actions
+            # A mask now would mean that the spec, and with it the row layout, is wrong.
             if self._has_no_masks and MASK in info:
                 raise late_mask()
             if self._masks is not None:
@@ -159,6 +163,7 @@ class RowEnv(gym.Wrapper):
         self._num_steps += 1
         if self._actions is not None:
             self._actions.append(as_kept(action))
+            # An endless episode would fill the memory with actions: give up saving it.
             if len(self._actions) > LONGEST:
                 self._saver.forget()
                 self._actions = self._saver.actions
@@ -267,6 +272,7 @@ class RowEnv(gym.Wrapper):
             raise explained(self._name, when_asked(method, self._num_steps), e) from e
 
     def _equals(self, row: np.ndarray) -> bool:
+        # Compare field by field: the padding between fields is not part of the row.
         parts = [[*leaves(self.layout.obs(of)), self.layout.mask(of)] for of in (row, self.row)]
         # Bytes, so that NaN equals NaN. Without masks, both masks are None.
         return all(x is y or x.tobytes() == y.tobytes() for x, y in zip(*parts, strict=True))
@@ -313,6 +319,7 @@ class ArrayEnv(gym.Wrapper):
         return self._split(row, is_over=False)
 
     def step(self, action: Any) -> tuple[ObsArrays, Any, bool, bool, dict[str, Any]]:
+        # RowEnv takes actions of the task, as batches decode them for all environments at once.
         decoded = decode_actions(self.env.action_space, np.asarray(action))
         row, reward, terminated, truncated, _ = self.env.step(decoded)
         obs, info = self._split(row, is_over=terminated or truncated)
@@ -409,6 +416,7 @@ class ContextEnv(gym.Wrapper):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
+        # An episode without a context keeps that of the episode before.
         if options and CONTEXT in options:
             self._context = as_context(options, len(self._context))
         obs, info = as_pair(self.env.reset(seed=seed, options=options))

@@ -119,6 +119,7 @@ class ActorCritic(nn.Module, abc.ABC):
     def __init__(self, spec: EnvSpec, config: ModelSettings) -> None:
         super().__init__()
         self.spec = spec
+        # Settings of the default distribution have no effect on a model with its own.
         brings_own_policy = type(self).distribution is not ActorCritic.distribution
         check_heads(spec.action, config, brings_own_policy=brings_own_policy)
         self.is_squashed = isinstance(config, LayerSettings) and config.squash == "tanh"
@@ -255,6 +256,7 @@ class MLP(ActorCritic):
         self.log_std = begin_log_std_(self.policy_head, spec.action, config)
 
     def forward(self, obs: Obs) -> tuple[torch.Tensor, torch.Tensor]:
+        # One vector of floats, the usual case, needs no flattening.
         inputs: Any = obs if self.is_vector else self._flat(obs)
         hidden = self.policy_trunk(inputs)
         value_hidden = hidden if self.shared_trunk else self.value_trunk(inputs)
@@ -288,6 +290,7 @@ def passed(layers: nn.Sequential, inputs: torch.Tensor) -> torch.Tensor:
     """Return layers(inputs). In inference mode on a CPU, NumPy computes tanh: 10 times as fast as torch."""
     if not (torch.is_inference_mode_enabled() and inputs.device.type == "cpu"):
         return layers(inputs)
+    # Acting on a few rows is dominated by the cost of calls, and by tanh.
     hidden = inputs
     for layer in layers:
         if isinstance(layer, nn.Linear):

@@ -25,12 +25,14 @@ def build_model(spec: EnvSpec, config: ModelSettings, seed: int, dtype: torch.dt
             f"model.name={config.name}: takes_sequences no longer exists: derive {kind.__name__} from "
             "ddppo.domains.text.policy.TokenActorCritic, and leave it out"
         )
+    # Text and arrays need different collectors, so a model takes one of them.
     if spec.is_text != kind.takes_text:
         raise ConfigError(
             f"model.name={config.name} with a task of text, and it takes no text: use model=token_policy"
             if spec.is_text
             else f"model.name={config.name} with a task that is not of text, and it takes nothing else: use model=mlp"
         )
+    # A setting without effect is an error.
     has_pixels = any(leaf.dtype == "uint8" and len(leaf.shape) == 3 for leaf in leaves(spec.obs))
     if isinstance(config, ImageSettings) and config.pixel_max != ImageSettings().pixel_max and not has_pixels:
         raise ConfigError(
@@ -57,6 +59,7 @@ def model_class(config: ModelSettings) -> type[ActorCritic]:
     """Return the class that `config` names. Raises ConfigError if there is none."""
     if config.name not in MODELS:
         return _imported(config.name)
+    # model.memory puts a recurrent core on the trunk of this model.
     if isinstance(config, LayerSettings) and config.memory != "none":
         return RecurrentActorCritic
     found: type[ActorCritic] = imported(MODELS[config.name].model)

@@ -74,6 +74,7 @@ def _layout(first: int, middle: int, last: int) -> str | None:
     Two adjacent equal sizes are height and width. Else the smaller end is the number of channels if it is at most a
     third of the other sizes, or at most 4 and they are larger. Equal ends, as in [4, 84, 4], are ambiguous.
     """
+    # In order: ambiguous ends, adjacent equal sizes, and the smaller end as channels.
     if first == last:
         return None
     if middle in (first, last):
@@ -167,6 +168,7 @@ class OfImages(Trunk):
     def forward(self, obs: Obs) -> torch.Tensor:
         weights = self.kept or self.weights()
         images = self._first(obs)
+        # While traced, the number of rows is a symbol, and all rows pass at once.
         is_traced = isinstance(images.shape[0], torch.SymInt)
         rows = (images,) if is_traced else images.split(_ROWS_AT_ONCE)
         x = torch.cat([self.convolved(self.prepared(part, weights), weights).flatten(1) for part in rows])
@@ -224,6 +226,7 @@ class Convolutions(OfImages):
         )
         self.folds = image.is_pixels and not image.is_hwc and is_foldable
         self.strides = [stride for _, _, stride in conv_layers]
+        # Follow height and width through the layers, to find the number of features.
         channels, height, width = image.channels, image.height, image.width
         for filters, kernel, stride in conv_layers:
             if kernel > min(height, width):
@@ -273,6 +276,7 @@ def layers_for(image: Image) -> list[list[int]]:
 def _unshuffled(pixels: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return F.pixel_unshuffle(pixels, 4) as `dtype`, channels last in memory; moves four pixels as one word."""
     n, channels, height, width = pixels.shape
+    # [n, c, h, w] bytes -> [n, c, h/4, 4, w/4] words -> [n, h/4, w/4, c, 4] words -> [n, h/4, w/4, 16 c] bytes.
     words = pixels.contiguous().view(torch.int32).view(n, channels, height // _FOLD, _FOLD, width // _FOLD)
     moved = words.permute(0, 2, 4, 1, 3)
     moved = moved.clone(memory_format=torch.contiguous_format).view(torch.uint8)  # clone: works for n = 0 too

@@ -73,6 +73,7 @@ def action_distribution(
     if action.kind == "multi_binary":
         return Bernoulli(params)
     assert action.kind == "box", action
+    # Means first, then log standard deviations.
     mean, log_std = params.chunk(2, dim=-1)
     return TanhGaussian(mean, log_std, action) if is_squashed else Gaussian(mean, log_std)
 
@@ -82,6 +83,7 @@ class Categorical:
 
     def __init__(self, logits: torch.Tensor, mask: torch.Tensor | None = None) -> None:
         if mask is not None:
+            # The smallest finite number, because -inf would give NaN in the entropy.
             logits = logits.masked_fill(~mask, torch.finfo(logits.dtype).min)
         self.logits = logits
 
@@ -147,6 +149,7 @@ class Bernoulli:
         return (self.logits > 0).long()
 
     def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
+        # log P(1) = logsigmoid(x) and log P(0) = logsigmoid(-x).
         signed = torch.where(actions > 0, self.logits, -self.logits)
         return F.logsigmoid(signed).sum(dim=-1)
 
@@ -247,6 +250,7 @@ def check_heads(action: ActionSpec, config: ModelSettings, *, brings_own_policy:
     if not isinstance(config, LayerSettings):  # other settings have no such keys
         return
     asked = {"squash": (config.squash, "none"), "log_std": (config.log_std, "parameter")}
+    # A setting without effect is an error.
     for name, (value, default) in asked.items():
         if value != default and action.kind != "box":
             raise ConfigError(
@@ -298,5 +302,6 @@ def policy_params(out: torch.Tensor, log_std: nn.Parameter | None, *, is_box: bo
         return out
     if log_std is not None:
         return torch.cat([out, log_std.expand_as(out)], dim=-1)
+    # model.log_std=state: the second half of the outputs.
     mean, of_state = out.chunk(2, dim=-1)
     return torch.cat([mean, of_state.clamp(*LOG_STD_RANGE)], dim=-1)

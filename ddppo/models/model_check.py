@@ -52,6 +52,7 @@ def check_model(
     Returns a warning if layers make results depend on chance or on how a batch is split, else None. Raises ConfigError:
     one sentence with the class, the method, the requirement and the value found.
     """
+    # Before anything is allocated: does the model fit into memory?
     _check_memory(spec, config, dtype, ranks_here)
     model = build_model(spec, config, 0, dtype)
     _check_state(model, config)
@@ -62,6 +63,7 @@ def check_model(
     check = check_class(model, spec, config)
     check_parameters(check)
     check_parts(check, learning_rates)
+    # A fixed seed, so that the check gives the same result in every run.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         for size in (num_envs, 2 * num_envs + 1):  # a batch of acting, and one that no fixed size fits
@@ -160,6 +162,7 @@ def check_parameters(check: "ModelCheck") -> None:
     if not any(p.requires_grad for p in parameters.values()):
         what = "none requires a gradient" if parameters else "it has none"
         raise check.fails("__init__", f"makes no parameter that can learn: {what}")
+    # The flat vector of parameters needs one type and one device.
     kinds: dict[str, list[str]] = {}
     for name, p in parameters.items():
         kinds.setdefault(f"{p.dtype} on {p.device}".removeprefix("torch."), []).append(name)
@@ -221,6 +224,7 @@ class ModelCheck:
     def check_outputs(self, size: int) -> None:
         """Call forward, action_params and value with `size` observations, and compare their results."""
         obs = self._obs(size)
+        # Acting calls action_params and value in inference mode, learning calls forward with gradients.
         with torch.inference_mode():
             params, values = self._alone(obs)
         both = self._call("forward", obs)
@@ -235,6 +239,7 @@ class ModelCheck:
         actions = self._actions(obs)
         both = self._call("evaluate_actions", obs, actions)
         self._check_pair("evaluate_actions", both, obs)
+        # The distribution: sampled and most likely actions, log-probabilities and entropy have the right shapes.
         policy = self._policy(both[0])
         modes = self._call_or_fail(f"{_POLICY}.mode", policy.mode)
         if modes.shape != (size, *action.shape):
@@ -306,6 +311,7 @@ class ModelCheck:
         return each(lambda x: x.to(p.device), random_obs(self.spec, size, p.dtype))
 
     def _call(self, method: str, obs: Obs, *others: torch.Tensor) -> Any:
+        # Give it a copy, to see whether it writes into its input.
         given = each(torch.clone, obs)
         call: Callable[..., Any] = self.model if method == "forward" else getattr(self.model, method)
         result = self._call_or_fail(method, lambda: call(given, *others), f" for obs {_shape(obs)}")
@@ -386,6 +392,7 @@ class ModelCheck:
                     f"returned {what} without a gradient: they must depend on the parameters, outside torch.no_grad() "
                     "and without .detach()",
                 )
+        # Differentiate the sum of all outputs with respect to every parameter that learns.
         learning = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         try:
             grads = torch.autograd.grad(
@@ -400,6 +407,7 @@ class ModelCheck:
     def warnings(self, size: int) -> list[str]:
         """Return a warning for layers that make results depend on chance, or on how a batch is split over ranks."""
         modules = {name: m for name, m in self.model.named_modules() if m is not self.model}
+        # Layers known by their class: Dropout draws numbers, BatchNorm keeps running statistics.
         random = [n for n, m in modules.items() if isinstance(m, _RANDOM) and getattr(m, "p", 1) > 0]
         running = [
             n for n, m in modules.items() if isinstance(m, _RUNNING) and (m.training or m.track_running_stats)
@@ -425,6 +433,7 @@ class ModelCheck:
 
     def _warnings_by_behaviour(self, size: int) -> list[str]:
         """Return a warning if equal observations give different outputs, or outputs depend on the rest of the batch."""
+        # Anything else shows in the outputs: compute the same batch twice, then half of it.
         obs = self._obs(size)
         before = {name: b.clone() for name, b in self.model.named_buffers()}
         with torch.inference_mode():
@@ -466,6 +475,7 @@ class RecurrentModelCheck(ModelCheck):
             "unroll", lambda: self.model.unroll(obs, state, starts), f" for {self._said(size)}"
         )
         self._check_unrolled(both, size)
+        # Step row after row, with the state set to 0 where an episode starts, and compare each row.
         params, values = both
         for t in range(_NUM_STEPS):
             state = torch.where(starts[t].unsqueeze(-1), 0.0, state)

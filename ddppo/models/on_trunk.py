@@ -43,6 +43,7 @@ class Several(Trunk):
                     f"model.encoders={{{key}: {config.encoders[key]}}}: the task observes {', '.join(leaves)}: use one "
                     "of these keys"
                 )
+        # One encoder per array, in the order of the spec; hidden layers over all features.
         self.keys = list(leaves)
         kinds = {key: config.encoders.get(key) or _kind(leaf, config) for key, leaf in leaves.items()}
         self.encoders = nn.ModuleList(_encoder(kinds[key], key, spec, config) for key in leaves)
@@ -85,6 +86,7 @@ def _kind(leaf: ArraySpec, config: DictSettings) -> str:
 
 def _encoder(kind: str, key: str, spec: EnvSpec, config: DictSettings) -> Trunk:
     """Make the encoder of the array `key`. Raises ConfigError if the encoder needs an image and the array is none."""
+    # The spec of this array alone.
     leaf = spec.obs[key] if isinstance(spec.obs, dict) else spec.obs
     if kind == "mlp":
         return Flat(replace(spec, obs=leaf), config, list(config.vector_sizes))
@@ -175,6 +177,7 @@ class OnTrunk(ActorCritic):
     def _features(self, trunk: Callable[[Obs], torch.Tensor], obs: Obs) -> torch.Tensor:
         """Return trunk(obs) for any number of batch dimensions: the trunk takes one."""
         leaf, x = leaves(self.spec.obs)[0], leaves(obs)[0]
+        # [..., *shape] -> [n, *shape] -> features -> [..., F].
         batch = x.shape[: x.dim() - len(leaf.shape)]
         if len(batch) == 1:
             return trunk(obs)

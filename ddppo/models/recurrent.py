@@ -71,6 +71,7 @@ def lstm(
     inputs: W_x x + b, `[T, m, 4H]`; h, c: `[m, H]`; weight: W_h, `[4H, H]`.
     """
     units = h.shape[-1]
+    # Pad every gate to a multiple of the vector length; the padding stays 0 and is cut off at the end.
     if lacking := -units % _LANES:
         inputs, weight = _filled(inputs, 4, lacking), _filled(F.pad(weight, (0, lacking)).t(), 4, lacking).t()
         h, c = F.pad(h, (0, lacking)), F.pad(c, (0, lacking))
@@ -221,6 +222,7 @@ class Core(nn.Module, abc.ABC):
             # Most rows start no episode: they need no product.
             rows = kept.unsqueeze(-1).unbind()
             keeps = [row if some else None for row, some in zip(rows, starts.any(1).tolist(), strict=True)]
+        # Layer by layer: the input part of all rows at once, then the recurrence row by row.
         after: list[torch.Tensor] = []
         for i, of_layer in enumerate(
             state.unflatten(-1, (self.num_layers, self.parts, self.units)).unbind(1)

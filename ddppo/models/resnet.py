@@ -82,10 +82,12 @@ class Deep(Trunk):
         # `size` is the height and width of the features, layer by layer: it decides the size of the hidden layers.
         size = (image.height // 2, image.width // 2)
         is_bottleneck = depth == 50
+        # The stem: a 7 x 7 convolution with stride 2 and max-pooling, as in He et al.
         stem = _Normalised(image.channels, _FILTERS, 7, 2, size)
         size = _halved(stem.size)
         layers: list[nn.Module] = [stem, nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
         channels, parts = _FILTERS, [stem]
+        # Four stages of residual units; each but the first halves height and width and doubles the filters.
         for stage, num_units in enumerate(_STAGES[depth]):
             for k in range(num_units):
                 stride = 2 if stage > 0 and k == 0 else 1
@@ -93,6 +95,7 @@ class Deep(Trunk):
                 layers.append(unit)
                 parts += unit.parts()
                 channels, size = unit.channels, unit.size
+        # A last convolution reduces the features to about 2048 numbers, whatever the size of the image.
         compressed = _Normalised(
             channels, max(1, round(_COMPRESSED / (size[0] * size[1]))), 3, 1, size, groups=1
         )
@@ -165,6 +168,7 @@ class _Unit(nn.Module):
             first = _Normalised(channels, filters, 3, stride, size)
             self.layers = nn.ModuleList([first, _Normalised(filters, filters, 3, 1, first.size)])
         self.size = _halved(size) if stride == 2 else size
+        # The shortcut is the identity if shapes agree, else a 1 x 1 convolution.
         is_same = stride == 1 and channels == self.channels
         self.shortcut = None if is_same else _Normalised(channels, self.channels, 1, stride, size)
 

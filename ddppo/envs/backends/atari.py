@@ -59,6 +59,7 @@ class GameJournal:
 
     def _make_room(self) -> None:
         """Drop the rows that no game needs, or double the array."""
+        # Rows before the earliest start of any game are not needed.
         first = int(self._starts.min())
         kept = self._rows[first : self._num_rows]
         if 2 * len(kept) > len(self._rows):
@@ -97,6 +98,7 @@ class GameJournal:
 
     def restore(self, states: list[dict[str, Any]]) -> None:
         """Continue from the states of these games."""
+        # Games have rows of different lengths; align them at the end.
         lengths = [len(state["actions"]) for state in states]
         self._seeds = [state["seed"] for state in states]
         self._num_seedings[:] = [state["num_seedings"] for state in states]
@@ -181,6 +183,7 @@ def _make_ale(env: EnvConfig, num_envs: int, num_threads: int) -> "AtariVectorEn
         if key in env.kwargs:
             raise ConfigError(f"env.kwargs.{key} is no setting of the game: {remedy}")
     _check_ranges(env.kwargs)
+    # max_episode_steps counts steps, ale-py counts frames.
     kwargs = {key: value for key, value in env.kwargs.items() if key != "episodic_life"}
     if env.max_episode_steps is not None:
         kwargs["max_num_frames_per_episode"] = env.max_episode_steps * kwargs.get("frameskip", 4)
@@ -229,13 +232,16 @@ class AtariEnvs:
         self.num_envs = ale.num_envs
         self._ale = ale
         self._lives_end = lives_end
+        # Only games with a FIRE action wait for it.
         self._fires = fires and [action.name for action in ale.ale.get_action_set()][_FIRE:][:1] == ["FIRE"]
         self._lives = np.zeros(self.num_envs, np.int32)
+        # Games in which the next step plays FIRE.
         self._to_fire = np.zeros(self.num_envs, bool)
         self._num_steps = 0
         self._obs = np.zeros(0, np.uint8)
         self._next: dict[str, Any] | None = None
         space = ale.single_action_space
+        # A byte per action keeps long journals small.
         dtype = np.uint8 if isinstance(space, Discrete) else space.dtype
         self._journal = GameJournal(self.num_envs, space.shape or (), np.dtype(dtype))
 
@@ -270,6 +276,7 @@ class AtariEnvs:
         fired = self._to_fire  # games that lost a life in the last step
         if self._fires:
             actions[fired] = _FIRE
+        # The journal gets the actions as played, with FIRE.
         self._journal.append(actions)
         obs, rewards, terminated, truncated, infos = self._ale.step(actions)
         rewards = rewards.astype(np.float64)
@@ -280,6 +287,7 @@ class AtariEnvs:
         if self._fires:
             self._to_fire = lost
         ends = over
+        # A lost life is a transition even if the step played FIRE: its end is learned from.
         if self._lives_end:
             terminated, ends = terminated | lost, over | lost
             valid |= lost
@@ -289,6 +297,7 @@ class AtariEnvs:
         final_obs = obs[ended]
         if is_over.any():
             final_obs[is_over] = infos["final_obs"][ended[is_over]]
+            # A game that is over anyway gets a new seed if its replay has become long.
             due = over & (self._journal.lengths() >= RESEED_AFTER)
             if due.any():
                 obs, infos = self._ale.reset(seed=self._journal.seed(due), options={"reset_mask": due})
@@ -334,6 +343,7 @@ class AtariEnvs:
         except (Exception, SystemExit) as e:
             raise explained(self.names.all(), when_asked("restore", self._num_steps), e) from e
         self._lives, self._obs = infos["lives"], obs
+        # The checksum of the pixels shows whether the replay led to the same state.
         for i, env in enumerate(envs):
             if (zlib.crc32(obs[i].tobytes()), self._lives[i]) != (env["obs_crc"], env["lives"]):
                 raise EnvStateError(

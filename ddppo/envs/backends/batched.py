@@ -108,6 +108,7 @@ class BatchedEnvs:
     ) -> tuple[ObsArrays, np.ndarray | None]:
         assert len(seeds) == self.num_envs, (len(seeds), self.num_envs)
         self._num_steps = 0
+        # Options first: the resets below use them.
         for i, each in enumerate(options or ()):
             try:
                 self._dynamics.take_options(i, each)
@@ -132,12 +133,15 @@ class BatchedEnvs:
             raise explained(self.names.all(), when_stepped(self._num_steps), e) from e
 
     def _step(self, actions: np.ndarray) -> EnvStep:
+        # Clip as decode_actions does, in the float32 of the bounds.
         if isinstance(self._space, Box):
             actions = np.minimum(np.maximum(actions, self._space.low), self._space.high).astype(np.float32)
         rewards, terminated = self._dynamics.step(actions, self._obs)
+        # The time limit of every environment is one comparison.
         truncated = self._last_steps <= self._num_steps
         (ended,) = (terminated | truncated).nonzero()
         final_obs = self._no_final_obs
+        # Copy the last observations, then reset these environments one by one.
         if ended.size:
             final_obs = self._split(self._obs[ended])
             for i in ended.tolist():
@@ -148,6 +152,7 @@ class BatchedEnvs:
         pass
 
     def state(self) -> dict[str, Any]:
+        # One entry per environment, so that a resumed run may distribute them anew.
         rows = zip(
             np.moveaxis(self._dynamics.state, self._dynamics.env_axis, 0).tolist(),
             self._obs.tolist(),
@@ -174,6 +179,7 @@ class BatchedEnvs:
     def restore(self, state: dict[str, Any]) -> tuple[ObsArrays, np.ndarray | None]:
         envs = state["envs"]
         assert len(envs) == self.num_envs, (len(envs), self.num_envs)
+        # Refuse states of other backends before anything is changed.
         for i, env in enumerate(envs):
             if env.get("how") != "batched":
                 raise other_state(self.names(i), env.get("how"), "batched")
@@ -181,6 +187,7 @@ class BatchedEnvs:
         dynamics[:] = np.reshape([env["dynamics"] for env in envs], dynamics.shape)
         self._dynamics.remember([env["remembered"] for env in envs])
         self._obs[:] = [env["obs"] for env in envs]
+        # Environments from several batches may have made different numbers of steps: keep the steps left until the limit.
         self._num_steps = max(env["num_steps"] for env in envs)
         self._last_steps[:] = np.array([env["steps_left"] for env in envs], np.int64) + self._num_steps
         generators = []

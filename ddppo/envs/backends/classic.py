@@ -158,6 +158,7 @@ class MountainCar(Dynamics):
 
     def step(self, actions: np.ndarray, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         position, velocity = self.state
+        # Gravity along the slope, then limits of velocity and position; the left wall stops the car.
         velocity += self._push[actions] + _math_cos(3 * position) * -0.0025
         np.clip(velocity, -0.07, 0.07, out=velocity)
         position += velocity
@@ -194,6 +195,7 @@ class ContinuousMountainCar(Dynamics):
 
     def _move(self, state: np.ndarray, force: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the next states `[2, n]` as float32, and whether they reach the goal, in the type of `state`."""
+        # As in Gymnasium: the cosine in float64, its product with gravity rounded to float32.
         position, velocity = state
         slope = 0.0025 * _math_cos(3 * position)
         velocity = velocity + (force * 0.0015 - slope.astype(np.float32))

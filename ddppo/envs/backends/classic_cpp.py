@@ -82,6 +82,7 @@ class CppEnvs(BatchedEnvs):
     ) -> None:
         self.batch = TaskBatch()
         super().__init__(dynamics, space, spec, names, max_episode_steps)
+        # C++ reads and writes these arrays through their addresses, so they must never be replaced.
         functions = _functions()
         assert functions is not None, "make_fastest has checked this"
         self._step_all, self._reset_one = functions
@@ -125,6 +126,7 @@ class CppEnvs(BatchedEnvs):
 
     def _step(self, actions: np.ndarray) -> EnvStep:
         self._actions[...] = actions  # rounds to float32 before C++ clips, as the bounds are float32
+        # A negative result is the index of an environment with an invalid action.
         num_ended = self._step_all(self._address)
         if num_ended < 0:
             i = -1 - num_ended
@@ -135,6 +137,7 @@ class CppEnvs(BatchedEnvs):
         )
 
     def state(self) -> dict[str, Any]:
+        # C++ advances its own copies of the generators: write them back to NumPy's.
         for generator, words in zip(self._dynamics.generators, self._generators.tolist(), strict=True):
             numbers = {"state": words[0] << 64 | words[1], "inc": words[2] << 64 | words[3]}
             generator.bit_generator.state = {**generator.bit_generator.state, "state": numbers}
@@ -142,6 +145,7 @@ class CppEnvs(BatchedEnvs):
 
     def _take_generators(self, generators: list[np.random.Generator]) -> None:
         super()._take_generators(generators)
+        # Copy NumPy's generators for C++, as four words each.
         for words, generator in zip(self._generators, generators, strict=True):
             state = generator.bit_generator.state["state"]
             words[:] = [state[name] >> shift & _WORD for name in ("state", "inc") for shift in (64, 0)]
@@ -173,6 +177,7 @@ def make_fastest(
 
 def _agrees(task: CppTask, setting: float, kwargs: dict[str, Any], space: gym.Space, spec: EnvSpec) -> bool:
     """Whether C++ gives NumPy's bits for random states and resets: NumPy may have its own sin and cos."""
+    # Compare once per task and setting: resets, and one step from random states of several magnitudes.
     key = (task, setting)
     if key not in _agreed:
         names = EnvNames(range(_CHECKED_ENVS), None)
@@ -267,6 +272,7 @@ def _dynamics(entry_point: object) -> Callable[..., Dynamics] | None:
 def why_not_batched(env: EnvConfig) -> str | None:
     """Return why the task cannot be batched, with the remedy; None if it can."""
     registered = gym.registry[env.id.rpartition(":")[2]]
+    # Keywords or wrappers at the registration could change the task in ways that the dynamics do not know.
     ours = (
         _dynamics(registered.entry_point) is not None
         and not registered.kwargs
@@ -291,7 +297,9 @@ def make_batched(env: EnvConfig, spec: EnvSpec, names: EnvNames, timeout_s: floa
     make = _dynamics(registered.entry_point)
     assert make is not None, registered
     dynamics = make(len(names.indices), **env.kwargs)
+    # The shorter one of the registered limit and the task's own.
     limits = (env.max_episode_steps or registered.max_episode_steps, dynamics.max_episode_steps)
+    # Made once, only for its action space.
     task = make_task(env)
     try:
         limit = min(filter(None, limits), default=None)

@@ -40,6 +40,7 @@ def register(env_id: str) -> None:
     name = env_id.removeprefix(PREFIX)
     if env_id in gym.registry or name not in envpool.list_all_envs():
         return
+    # The time limit is Gymnasium's wrapper for single environments, and EnvPool's own in a batch.
     gym.register(
         env_id,
         entry_point="ddppo.envs.backends.envpool:OneOfPool",
@@ -90,6 +91,7 @@ class PooledTask(gym.vector.VectorEnv):
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_modes": []}
         self.num_envs = num_envs
         self._name, self._kwargs = name, kwargs
+        # A pool is made at once to know its spaces; reset makes another one with the right seeds.
         self._pool: Any = _made(name, range(num_envs), kwargs)
         self.single_observation_space = self._pool.observation_space
         self.single_action_space = self._pool.action_space
@@ -108,6 +110,7 @@ class PooledTask(gym.vector.VectorEnv):
         return self._pool.reset()[0], {}
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        # Infos are left out: nothing here reads them.
         obs, rewards, terminated, truncated, _ = self._pool.step(np.asarray(actions, self._dtype))
         return obs, rewards, terminated, truncated, {}
 
@@ -169,6 +172,7 @@ def _allowed(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
     for key, remedy in ENVPOOL_OURS.items():
         if key in kwargs:
             raise ConfigError(f"env.kwargs.{key} is no setting of the task: {remedy}")
+    # Check keywords here, for a message with the nearest name.
     known = [key for key in _config(name)._fields if key not in (*ENVPOOL_OURS, *_NOT_SETTINGS)]
     for key in kwargs:
         if key not in known:

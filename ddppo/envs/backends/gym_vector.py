@@ -69,6 +69,7 @@ def make_gym_vector_task(env: EnvConfig, num_envs: int) -> gym.vector.VectorEnv:
 
 def gym_vector_spec(envs: gym.vector.VectorEnv) -> EnvSpec:
     """Read the spec off a batch of two environments. Raises ConfigError if the batch cannot be used."""
+    # Observations of other spaces would need an encoding per environment, which costs what the batch saves.
     remedy = "use env.backend=sync"
     space = envs.single_observation_space
     check_is_space(space, "single_observation_space")
@@ -79,11 +80,13 @@ def gym_vector_spec(envs: gym.vector.VectorEnv) -> EnvSpec:
             f"only Box, and Dict and Tuple of it: {remedy}"
         )
     action = action_spec(envs.single_action_space)
+    # The three autoreset modes of Gymnasium: GymVectorEnvs handles each.
     mode = envs.metadata.get("autoreset_mode")
     if not isinstance(mode, AutoresetMode):
         raise ConfigError(
             f"env.backend=gym_vector: metadata['autoreset_mode']={mode} is no AutoresetMode: {remedy}"
         )
+    # The first reset shows whether the task has masks.
     obs, infos = as_pair(envs.reset(seed=0))
     masks = mask_of(obs, infos, getattr(envs, "action_masks", None))
     mask_size = None if masks is None else checked_mask_size(flat_mask(masks[0]).size, action)
@@ -99,6 +102,7 @@ def gym_vector_spec(envs: gym.vector.VectorEnv) -> EnvSpec:
 def _resets_by_mask(envs: gym.vector.VectorEnv) -> bool:
     """Whether a reset with a reset_mask leaves the other environments alone."""
     paths = [path for path, _ in space_leaves(without_mask(envs.single_observation_space))]
+    # Reset only the first environment after a step: the others must keep their observations.
     obs, *_ = envs.step(envs.action_space.sample())
     before = [np.copy(_at(obs, path)) for path in paths]
     only_first = np.zeros(envs.num_envs, bool)
@@ -134,6 +138,7 @@ class GymVectorEnvs(Unsaved):
         self._task_action_space: gym.Space = envs.single_action_space
         parts = space_leaves(without_mask(envs.single_observation_space))
         paths = [path for path, _ in parts]
+        # Which arrays hold whole numbers, for the checks of conversions.
         self._is_whole = dict(
             zip(paths, (np.dtype(part.dtype).kind in "biu" for _, part in parts), strict=True)
         )
@@ -171,6 +176,7 @@ class GymVectorEnvs(Unsaved):
     def _step(self, actions: np.ndarray) -> EnvStep:
         answer = self._envs.step(decode_actions(self._task_action_space, actions))
         obs, rewards, terminated, truncated, infos = as_five(answer)
+        # Copies: the batch may return the same arrays in every step, and some are changed here.
         rewards = np.array(self._of_all(rewards, "rewards"), np.float64)
         terminated, truncated = self._flags(terminated, "terminated"), self._flags(truncated, "truncated")
         infos = as_info(infos)
@@ -229,6 +235,7 @@ class GymVectorEnvs(Unsaved):
         """Reset the ended environments of a task with disabled autoreset; the others keep obs and mask."""
         reset_mask = np.zeros(self.num_envs, bool)
         reset_mask[ended] = True
+        # The masks of the other environments come with the step, those of the ended ones with the reset.
         mask = self._mask(obs, infos)
         obs, infos = as_pair(self._envs.reset(options={"reset_mask": reset_mask}))
         after_reset = self._mask(obs, infos)
@@ -273,6 +280,7 @@ class GymVectorEnvs(Unsaved):
     def _mask(self, obs: Any, infos: Mapping[str, Any]) -> np.ndarray | None:
         if self.spec.mask_size is None:
             return None
+        # Everything is allowed in environments without a mask.
         mask = np.ones((self.num_envs, self.spec.mask_size), bool)
         given = mask_of(obs, infos, self._masks_by_method)
         if given is not None:

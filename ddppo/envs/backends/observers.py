@@ -45,6 +45,7 @@ class Observers(SteppedEnvs):
         the EnvError of an environment that failed, died or did not answer in time.
         """
         assert self._busy, "no observer was asked"
+        # An answer of a replacement that still repeats its history does not count: wait again.
         while True:
             end = time.monotonic() + self._timeout_s
             there = [k for k in self._answering(max_wait_s, end) if self._pool.answer(k, end)]
@@ -58,6 +59,7 @@ class Observers(SteppedEnvs):
         there: list[int] = []
         closes = None if max_wait_s is None else float("inf")  # time at which waiting for others ends
         while lines:
+            # At most a second at a time, so that a dead process is noticed.
             limit = end if closes is None or not there else min(end, closes)
             found, _, _ = select.select(list(lines), [], [], max(0.0, min(1.0, limit - time.monotonic())))
             there.extend(lines.pop(fileno) for fileno in found)

@@ -100,10 +100,12 @@ class Pool:
         self._histories: list[History] | None = None  # of each process; None without restarts
         self._made_anew: list[int] = []
         self.workers: list[PoolWorker] = []
+        # Processes fork from a small server and not from the rank, which has torch and its threads.
         self.server = ForkServer.forked() or ForkServer.started()
         try:
             self.server.have_imported(_IMPORTS)
             num_workers = env.num_workers or self._fitting_num_workers(env, spec, cores)
+            # With more processes than cores, a process that spins would keep another one from running.
             self._num_yields = _NUM_YIELDS if num_workers <= cores else 0
             self._start(num_workers)
         except ForkServerLost as e:
@@ -205,6 +207,7 @@ class Pool:
         if self._histories is None:
             return
         history, worker = self._histories[k], self.workers[k]
+        # A long history would make a replay slow, so start it anew from saved states.
         if history.is_long:
             every: dict[int, tuple] = dict.fromkeys(range(worker.part.stop - worker.part.start), ())
             try:
@@ -233,6 +236,7 @@ class Pool:
 
     def close(self) -> None:
         """Let every process close its environments; the server kills those that have not ended after a few seconds."""
+        # A closed socket asks a process to end.
         for worker in self.workers:
             worker.line.close()
         end = time.monotonic() + _CLOSE_S
@@ -262,9 +266,11 @@ class Pool:
 
     def _start(self, num_workers: int) -> None:
         num_envs = len(self._names.indices)
+        # Parts of nearly equal size, in order.
         bounds = [num_envs * k // num_workers for k in range(num_workers + 1)]
         for low, high in pairwise(bounds):
             self.workers.append(self._worker(slice(low, high)))
+        # Each process reports the action space of its task, which decides the layout of the memory.
         self._wait_for_all()
         spaces = [receive_object(worker.line)[0] for worker in self.workers]
         self.action_space = spaces[0]
@@ -307,6 +313,7 @@ class Pool:
         try:
             if not self._received(worker, end):
                 return False
+            # A replacement: compare its observations, send its next command, or let it begin new episodes.
             if worker.replay is not None and worker.replay.differs(self.answers.rows[worker.part]):
                 raise _ReplayFailed
             if worker.replay is not None and worker.replay.commands:
@@ -321,6 +328,7 @@ class Pool:
                 raise
             self._replace(k, lost, self._replay(k))
             return False
+        # The replacement has begun new episodes: the row of this step is no transition.
         if worker.replaces is not None and worker.replay is None:
             if worker.replaces == STEP:
                 self._cut(worker.part)
@@ -384,6 +392,7 @@ class Pool:
         if self._arrays is None or self.num_restarts == self._max_restarts or not self.server.is_usable:
             raise lost
         assert self._file is not None
+        # Kill the old process, start a new one with the same environments, and send it the first reset.
         self.num_restarts += 1
         before = self.workers[k]
         self.num_env_restarts += before.part.stop - before.part.start

@@ -75,6 +75,7 @@ class SharedArrays:
     def __init__(self, file: int, shape: ArraysShape) -> None:
         layout = _layout(shape)
         self._map = mmap.mmap(file, _num_bytes(layout))
+        # Each array starts at a cache line. A worker's entry of `at` fills a line, because it is written all the time.
         arrays, start = [], 0
         for size, dtype in layout:
             arrays.append(np.ndarray(size, dtype, self._map, start))
@@ -122,6 +123,7 @@ def receive_byte(line: socket.socket, num_yields: int) -> bytes:
 
 def send_object(line: socket.socket, what: Any, files: Sequence[int] = ()) -> None:
     """Send an object, and open files with it. Raises OSError if the other side is gone."""
+    # File descriptors travel with the first bytes.
     content = framed(what)
     sent = socket.send_fds(line, [content], files)
     line.sendall(content[sent:])
@@ -228,6 +230,7 @@ class History:
             return None
         self._lost_at = self._num_commands
         commands: deque[Command] = deque(self._commands)
+        # The reset has random seeds; the saved states replace its result.
         if self._states is not None:
             commands.appendleft(("restore", {i: (state,) for i, state in enumerate(self._states)}))
         if rows is not None:

@@ -57,6 +57,7 @@ def measure(env: EnvConfig, spec: EnvSpec, measure_s: float = 0.05, min_steps: i
         row_env.action_space.seed(0)
         row, _ = row_env.reset(seed=0)
         row = _next_row(row_env, row)  # not measured: the first step may load something
+        # Wall time without waiting for a busy core, and the CPU time of this process.
         num_steps, start, computed_s, queued_s = 0, time.perf_counter(), time.process_time(), _queued_s()
         while num_steps < min_steps or time.perf_counter() - start < measure_s:
             row = _next_row(row_env, row)
@@ -73,6 +74,7 @@ def choose_num_workers(cost: StepCost, num_envs: int, cores: int) -> int:
 
     Environments that compute get one process per core; environments that sleep or wait get up to one process each.
     """
+    # The share of a step that needs a core.
     busy = cost.busy_s / cost.total_s
     if busy > _COMPUTES_ABOVE:
         return min(num_envs, cores)
@@ -124,6 +126,7 @@ class PoolWorker:
         self.names = EnvNames(names.indices[part], names.rank)
         self._of_pool = names
         self._timeout_s = timeout_s
+        # The process gets its end of the socket as standard input.
         self.line, theirs = socket.socketpair()
         # The kernel's receive timeout: a poll() before every answer would cost microseconds.
         look_s = min(_LOOK_S, timeout_s)
@@ -218,6 +221,7 @@ class PoolWorker:
         )
 
     def stuck(self) -> EnvWorkerLost:
+        # With several environments in a process, a timeout may also be too short for all of them.
         longer = "it hangs, or its step needs longer"
         if len(self.names.indices) > 1:
             longer = f"it hangs, or a step of {self.names.all()}, one after another, needs longer"

@@ -70,6 +70,7 @@ def _serve(line: socket.socket) -> None:
             stepper.take_options(task.options)
         seeds, actions = arrays.seeds[part], arrays.actions[part]
         while command := receive_byte(line, shape.num_yields):
+            # One command at a time; an error is an answer, and the process goes on.
             answer = b""
             try:
                 if command == CALL:

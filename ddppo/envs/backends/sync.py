@@ -27,6 +27,7 @@ def make_sync(env: EnvConfig, spec: EnvSpec, names: EnvNames, timeout_s: float) 
 
 def make_row_envs(env: EnvConfig, spec: EnvSpec, names: Sequence[str]) -> list[RowEnv]:
     """Make an environment for every name. If one cannot be made, close the others and raise EnvError."""
+    # All environments exist, or none.
     made: list[RowEnv] = []
     try:
         made.extend(make_row_env(env, spec, name) for name in names)
@@ -177,6 +178,7 @@ class SteppedEnvs:
         if options is not None:
             self._stepper.take_options(options)
         self._stepper.reset(seeds)
+        # A resumed run: the reset is needed first, because tasks expect one before any state.
         if self._next is not None:
             state, self._next = self._next, None
             return self.restore(state)
@@ -237,9 +239,11 @@ class SameStepEnvs(SteppedEnvs):
 
     def step(self, actions: np.ndarray) -> EnvStep:
         assert actions.shape == (self.num_envs, *self.spec.action.shape), actions.shape
+        # Decode the actions of all environments in one NumPy call.
         self._stepper.step(decode_actions(self._stepper.action_space, actions))
         answers = self._answers
         ended, final_obs = self._none_ended, self._no_final_obs
+        # Final observations are copied, because the next step overwrites the rows.
         over = answers.terminated | answers.truncated
         if over.any():
             (ended,) = over.nonzero()

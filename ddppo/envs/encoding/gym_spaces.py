@@ -27,6 +27,7 @@ def check_is_space(space: Any, which: str) -> None:
     """Raise ConfigError unless a task's `which` (observation_space, action_space) is a space of Gymnasium."""
     if isinstance(space, gym.Space):
         return
+    # Name the usual mistakes: a class in place of an instance, the old package gym, a plain dict.
     kind = type(space)
     if isinstance(space, type):
         said = f"is the class {space.__name__}, not a space: write {space.__name__}(...)"
@@ -63,10 +64,12 @@ def _short(space: gym.Space) -> str:
 
 def _action_spec(space: gym.Space) -> ActionSpec:
     match space:
+        # One component with n choices.
         case Discrete():
             return ActionSpec("discrete", (int(space.n),))
         case MultiDiscrete() if space.nvec.ndim == 1 and space.nvec.size:
             return ActionSpec("multi_discrete", tuple(int(n) for n in space.nvec))
+        # One bit per entry.
         case MultiBinary():
             return ActionSpec("multi_binary", (int(np.prod(space.shape)),))
         case Box() if np.prod(space.shape) > 0:
@@ -92,6 +95,7 @@ def without_mask(space: gym.Space) -> gym.Space:
     check_is_space(space, "observation_space")
     if isinstance(space, Dict):
         space = Dict({key: part for key, part in space.spaces.items() if key != MASK})
+    # Graph, Sequence and Text spaces have no fixed shape, so no row could hold them.
     unsupported = [leaf for _, leaf in space_leaves(space) if not isinstance(leaf, _BASIC)]
     if unsupported or flatdim(space) == 0:
         raise ConfigError(
@@ -123,6 +127,7 @@ def obs_spec(space: gym.Space) -> ArraySpec | dict[str, ArraySpec]:
 
     Raises ConfigError if the space is not supported.
     """
+    # Text is passed as str; the spec only records its length.
     if isinstance(space, Text):
         return ArraySpec((space.max_length,), "text")
     parts = space_leaves(without_mask(space))
@@ -130,7 +135,9 @@ def obs_spec(space: gym.Space) -> ArraySpec | dict[str, ArraySpec]:
     twice = [name for k, name in enumerate(names) if name in names[:k]]
     if twice:
         raise ConfigError(f"two parts of the observations have the path {twice[0]}: rename one")
+    # In the order of the space, which is the order of a flattened observation.
     specs = {name: _array_spec(part) for name, (_, part) in zip(names, parts, strict=True)}
+    # Refuse huge observations here: a rollout would run out of memory much later.
     size = sum(spec.size * np.dtype(spec.dtype).itemsize for spec in specs.values())
     if size > _MOST_BYTES:
         raise ConfigError(
@@ -166,6 +173,7 @@ def _array_spec(space: gym.Space) -> ArraySpec:
         return ArraySpec(shape, "uint8")
     # Whole numbers beyond the range of a float32 need a float64.
     is_double = space.dtype == np.float64 or (is_whole and max(-low, high) > _EXACT)
+    # The largest whole number, for models that embed numbers.
     largest = int(high) if is_whole and space.bounded_above.all() else None
     return ArraySpec(shape, "float64" if is_double else "float32", largest)
 
@@ -173,6 +181,7 @@ def _array_spec(space: gym.Space) -> ArraySpec:
 def checked_mask_size(size: int, action: ActionSpec) -> int:
     """Return the length of a task's masks. Raises ConfigError if it does not fit the actions."""
     if action.kind not in ("discrete", "multi_discrete"):
+        # A MultiBinary can be rewritten as MultiDiscrete, which has masks.
         remedy = ""
         if action.kind == "multi_binary":
             remedy = (
@@ -217,6 +226,7 @@ def decode_actions(space: gym.Space, actions: np.ndarray) -> np.ndarray:
 
 def _whole_actions(space: Box, actions: np.ndarray) -> np.ndarray:
     """Round and clip actions of 64-bit integers. No float holds their bounds exactly, so integers are clipped."""
+    # float64 holds neither 2**63 - 1 nor 2**64 - 1: clip below, then set the top numbers as integers.
     most = 2.0 ** (63 if space.dtype.kind == "i" else 64)
     rounded = np.rint(np.asarray(actions, np.float64))
     least = -most if space.dtype.kind == "i" else 0.0
@@ -234,6 +244,7 @@ def sample_action(space: gym.Space, mask: np.ndarray | None) -> Any:
             return decode_actions(space, drawn.reshape(-1))
     if mask is None:
         return space.sample()
+    # Gymnasium wants masks of int8, for MultiDiscrete one per component.
     allowed = (mask != 0).astype(np.int8)
     if isinstance(space, MultiDiscrete):
         return space.sample(mask=tuple(np.split(allowed, np.cumsum(space.nvec)[:-1])))

@@ -35,6 +35,7 @@ class RowLayout:
         if isinstance(spec.obs, ArraySpec) and spec.mask_size is None:
             self.dtype = np.dtype(arrays[0])
             return
+        # Several arrays, or a mask: a record with a field for each.
         names = [f"obs {k}" for k in range(len(arrays))]  # a task's keys may be no valid field names
         self._names = dict(zip(spec.obs, names, strict=True)) if isinstance(spec.obs, dict) else names[0]
         fields: list[Any] = [(name, *array) for name, array in zip(names, arrays, strict=True)]
@@ -64,6 +65,7 @@ class RowEncoder:
         self.layout = RowLayout(spec)
         self._is_dict = isinstance(space, Dict)
         self._is_plain_box = isinstance(space, Box) and spec.mask_size is None
+        # One Box without masks: the row is a plain array.
         if self._is_plain_box:
             self._read = _Numbers(space, self.layout.dtype.base, "")
             self._dtype = self.layout.dtype.base
@@ -89,6 +91,7 @@ class RowEncoder:
         return self._row.copy() if self._whole is None else self._whole.copy().view(self.layout.dtype)
 
     def _write_mask(self, obs: Any, info: Mapping[Any, Any], out: np.ndarray) -> None:
+        # The mask may be in the observation or in the info.
         is_mapping = type(obs) is dict or (self._is_dict and isinstance(obs, Mapping))
         mask = obs.get(MASK) if is_mapping else None
         mask = info.get(MASK) if mask is None else mask
@@ -143,6 +146,7 @@ def as_numbers(value: Any, called: str, wanted: str) -> np.ndarray:
         except Exception as e:  # ragged lists, tensors that need a gradient or lie on a GPU
             said = " ".join(str(e).split())
             raise WrongOutput(f"{called} {_of_type(value)}", f"{wanted}: {said:.120}") from e
+    # Complex numbers, text, dates and objects.
     if array.dtype.kind not in "biuf":
         raise WrongOutput(f"{called} {_of_type(value)}", wanted)
     return array
@@ -179,6 +183,7 @@ def as_floats(array: np.ndarray, dtype: np.dtype, label: str = "", *, is_whole: 
         if is_whole and not (array == np.rint(array)).all():
             wrong = array[array != np.rint(array)].flat[0]
             raise _wrong_number(wrong, label, "its space says whole numbers")
+        # A wider float holds every number of a narrower one.
         if found.itemsize <= dtype.itemsize:
             return array if found == dtype else array.astype(dtype)
         most = np.inf
@@ -193,7 +198,7 @@ def as_floats(array: np.ndarray, dtype: np.dtype, label: str = "", *, is_whole: 
             return floats
     except (ArithmeticError, RuntimeWarning):  # NumPy's warnings may be set to raise
         pass
-    # Slow path: look at each number.
+    # The slow path: convert without warnings, and find the first number that changed.
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         floats = array.astype(dtype)
@@ -243,6 +248,7 @@ def _writer(space: gym.Space, label: str, arrays: Iterator[np.ndarray]) -> Write
     shape = space.shape if is_safe_type else None
 
     def write(value: Any) -> None:
+        # Copy an array of the right type and shape directly; convert everything else.
         is_safe = type(value) is np.ndarray and value.dtype == dtype and value.shape == shape
         out[...] = value if is_safe else read(value)
 
@@ -305,6 +311,7 @@ def _discrete_writer(space: Discrete, label: str, out: np.ndarray) -> Write:
 
 def _multi_discrete_writer(space: MultiDiscrete, label: str, out: np.ndarray) -> Write:
     nvec, start = space.nvec.reshape(-1).astype(np.int64), space.start.reshape(-1)
+    # Each component has its own part of the one-hot vector.
     offsets, last = np.cumsum(nvec) - nvec, start + (space.nvec.reshape(-1) - 1).astype(start.dtype)
     shape = space.shape
 
@@ -342,6 +349,7 @@ def outside(space: gym.Space, obs: Any, label: str = "") -> Iterator[str]:
         case Box() | MultiBinary():
             bounds = (space.low, space.high) if isinstance(space, Box) else (0, 1)
             x, low, high = (np.asarray(of, np.float64) for of in (obs, *bounds))
+            # Rounding to float32 may cross a bound: that is no oddity.
             with np.errstate(all="ignore"):
                 is_near = np.isclose(x, low, rtol=1e-5) | np.isclose(x, high, rtol=1e-5)
                 found = ((x < low) | (x > high)) & ~is_near

@@ -61,6 +61,7 @@ def _item(value: Any) -> Any:
     """Return the number in an array or tensor of one entry, or in a NumPy scalar; any other value unchanged."""
     if isinstance(value, np.ma.MaskedArray) and np.ma.getmaskarray(value).any():
         return value  # item() would return the number under the mask
+    # NumPy scalars and arrays of one entry.
     if isinstance(value, (np.generic, np.ndarray)):
         is_number = value.size == 1 and value.dtype.kind in "biuf"
         return value.item() if is_number else value
@@ -78,6 +79,7 @@ def as_flag(value: Any, name: str) -> bool:
     Accepts 0 and 1 of Python, of NumPy, and in arrays and tensors of one entry. Rejects lists and strings: their truth
     value only says whether they are empty.
     """
+    # The fast path: plain bools.
     if value is True or type(value) is np.bool_:
         return bool(value)
     item = _item(value)
@@ -91,6 +93,7 @@ def as_number(reward: Any) -> float:
     try:
         if type(reward) in _NUMBERS:
             return float(reward)
+        # Anything else that float() takes, except text, which float() would parse, and arrays.
         item = _item(reward)
         is_other = isinstance(item, (str, bytes, bytearray, np.ndarray, np.generic))
         if not is_other or isinstance(item, np.longdouble):
@@ -115,6 +118,7 @@ def as_info(info: Any) -> Mapping[Any, Any]:
 
 def as_pair(answer: Any) -> tuple[Any, Mapping[Any, Any]]:
     """Return observation and info of a reset. Raises WrongOutput, for example for the bare observation of old Gym."""
+    # The fast path: the form that Gymnasium asks for.
     if type(answer) is tuple and len(answer) == 2 and type(answer[1]) is dict:
         return answer
     if not (isinstance(answer, (tuple, list)) and len(answer) == 2):
@@ -166,6 +170,7 @@ def translated(error: BaseException) -> BaseException:
         )
     # A wrong number of values: look whether the line that raised unpacks the result of step() or reset().
     if isinstance(error, (ValueError, TypeError)) and "unpack" in said:
+        # Go to the innermost frame, the line that raised.
         trace = error.__traceback__
         while trace is not None and trace.tb_next is not None:
             trace = trace.tb_next
@@ -188,6 +193,7 @@ def masks_by_method(task: gym.Env) -> Callable[[], Any] | None:
 
     None if there is none. The function returns None if the method is an unimplemented one of a base class.
     """
+    # Look for the outermost wrapper that has the method: it may change the mask of the task.
     holder = task
     while _METHOD not in getattr(holder, "__dict__", ()) and not hasattr(type(holder), _METHOD):
         if not isinstance(holder, gym.Wrapper):
@@ -226,6 +232,7 @@ def flat_mask(mask: Any) -> np.ndarray:
     Masks of MultiDiscrete may be tuples or lists of one vector per component, as in Gymnasium.
     """
     try:
+        # One vector per component, or one vector of all.
         if isinstance(mask, (tuple, list)) and mask and np.ndim(mask[0]):
             flat = np.concatenate([np.ravel(part) for part in mask])
         else:
@@ -234,6 +241,7 @@ def flat_mask(mask: Any) -> np.ndarray:
         raise WrongOutput(f"{described(mask)} as the action_mask", "it must be a vector of 0 and 1") from e
     if flat.dtype == bool:
         return flat
+    # Bytes of 0 and 1: removing both from the ends must leave nothing.
     if flat.itemsize == 1 and flat.dtype.kind in "iu":  # the usual case, checked in a tenth of the time
         is_mask = not flat.tobytes().strip(b"\0\1")
     else:

@@ -88,6 +88,7 @@ def why_inexact(env: EnvConfig) -> str | None:
 
 
 def _dry_run(env: EnvConfig) -> DryRun:
+    # These tasks are known to work, or live elsewhere: only probe them.
     if (spec := spec_elsewhere(env)) is not None:
         return DryRun(spec, why_inexact=why_unsaved(env))
     find_task(env)
@@ -116,6 +117,7 @@ class _Unknown(Exception):
 
 
 def _in_a_process(env: EnvConfig) -> DryRun:
+    # The child writes messages into the pipe; its end closes the pipe.
     reading, writing = multiprocessing.Pipe(duplex=False)
     with reading:
         with writing:
@@ -134,6 +136,7 @@ def _forked(env: EnvConfig, reading: Connection, writing: Connection) -> Callabl
     with warnings.catch_warnings():
         # Python 3.12 warns about forking with threads. They belong to libraries that the child does not use.
         warnings.simplefilter("ignore", DeprecationWarning)
+        # Else the child would print what is still in the buffers.
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         pid = os.fork()
@@ -143,6 +146,7 @@ def _forked(env: EnvConfig, reading: Connection, writing: Connection) -> Callabl
             reading.close()
             _run_as_child(env, writing)
             code = 0
+        # Not sys.exit: the child must not run the exit handlers of its parent.
         os._exit(code)
     codes: list[int] = []
 
@@ -184,6 +188,7 @@ def _result(env: EnvConfig, reading: Connection, end: Callable[[], int]) -> DryR
     while True:
         # Wait for the next message. The start may take long, once reported; the rest may be left out.
         limit_s = _ENOUGH_S if spec is not None or not is_late else _START_S
+        # Silence: the task is slow or hangs.
         if not reading.poll(max(0.0, began + limit_s - time.monotonic())):
             if spec is not None:
                 untried = f"env.id={env.id} was tried for {_ENOUGH_S:g} s, which ended {at}: {_UNTRIED}"
@@ -198,6 +203,7 @@ def _result(env: EnvConfig, reading: Connection, end: Callable[[], int]) -> DryR
         except EOFError:
             how = how_ended(end())
             raise _TaskFailed(f"env.id={env.id} cannot be trained on: its process {how}, {at}") from None
+        # "at" names the action that runs, for messages about a hang or a crash.
         match kind:
             case "at":
                 at = value
@@ -228,6 +234,7 @@ def _result(env: EnvConfig, reading: Connection, end: Callable[[], int]) -> DryR
 
 def _run_as_child(env: EnvConfig, writing: Connection) -> None:
     """Run the dry run and send messages (kind, value), which `_result` receives."""
+    # A session of its own, so that the parent can kill the programs that the task starts.
     os.setsid()
     die_with_parent()
     stop_signals_kill()
@@ -261,6 +268,7 @@ def _said(env: EnvConfig, of_env: str) -> str:
 def _run(env: EnvConfig, tell: Tell) -> str | None:
     """Probe, step and compare the task; return why its environments cannot be saved exactly, None if they can."""
     spec = probe(env, at=lambda where: tell("at", where), remark=lambda said: tell("warning", said))
+    # From here on, the run could start: later findings are warnings or faults.
     tell("spec", spec)
     if spec.is_text:
         _speak(env, spec, tell)
@@ -276,11 +284,13 @@ def _run(env: EnvConfig, tell: Tell) -> str | None:
             )
         _step_batch(env, spec, tell)
         return f"{env.id} is stepped by its own batch (env.backend=gym_vector), which cannot save its state"
+    # Single environments: make two and compare them.
     made: list[RowEnv] = []
     try:
         made.extend(make_row_env(env, spec, _NAMES(i)) for i in range(2))
         return _Pair(env, spec, made, tell).compared()
     except EnvError as e:
+        # An error of the first environment is a fault of the task; one of the second shows that its state is hidden.
         if isinstance(e, (EnvRaised, EnvOutputError)) and str(e).startswith(_NAMES(0)):
             raise  # its own error: saving has nothing to do with it
         said = " ".join((e.said if isinstance(e, EnvRaised) else str(e)).split())
@@ -352,8 +362,10 @@ class _Pair:
     def compared(self) -> str | None:
         """Warn if a seed does not decide everything; return how a restored environment differed, None if it did not."""
         self._seed(1)
+        # Part 1: two steps, whose time decides how many steps each other part may take.
         before = statistics(self._one.env)
         steps = max(2, min(_STEPS, int(_SECONDS / (_PARTS * max(self._played(2), 1e-9)))))
+        # Part 2: the same seed and actions in both environments.
         if what := self._seeded(steps):
             self._tell(
                 "warning",
@@ -361,9 +373,11 @@ class _Pair:
                 f"{what}, so a seed does not decide what happens: draw from self.np_random alone, and reset all that "
                 "an episode changes",
             )
+        # Part 3: does a reset with the first seed restore all statistics?
         self._seed(1)
         if said := kept_over_resets(before, statistics(self._one.env)):
             self._tell("warning", f"env.id={self._env.id}: {said}")
+        # Part 4: the state of one environment, restored in the other.
         return self._restored(steps)
 
     def _seeded(self, steps: int) -> str | None:
@@ -387,6 +401,7 @@ class _Pair:
         one, other = self._one, self._other
         if not self._resets_slowly:
             one.reset()  # one episode more than `other`: a state without a counter of episodes would show
+        # Save in the middle of the second episode: a replay has to begin at its reset.
         self._played(steps)
         one.reset()
         self._played(steps)
@@ -395,6 +410,7 @@ class _Pair:
             first, second = self._step(one, other)
             if first != second:
                 return f"{_RESTORED} another {_what_differs(first, second)} {k + 1} step{'s' * (k > 0)} later"
+            # Also compare a reset: the random generators have to be part of the state.
             is_over = first.terminated or first.truncated or k == steps
             if is_over and _differ([each.reset()[0] for each in (one, other)]):
                 return f"{_RESTORED} another observation in the reset after {k + 1} steps"

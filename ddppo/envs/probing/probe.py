@@ -61,6 +61,7 @@ def probe(env: EnvConfig, at: Say = silent, remark: Say = silent) -> EnvSpec:
     """
     if (spec := spec_elsewhere(env)) is not None:
         return spec
+    # Games, vector environments and single environments are made in different ways.
     find_task(env)
     if env.is_ale:
         return _explained(env, lambda: atari_spec(env))
@@ -72,6 +73,7 @@ def probe(env: EnvConfig, at: Say = silent, remark: Say = silent) -> EnvSpec:
             return _explained(env, lambda: gym_vector_spec(envs))
         finally:
             envs.close()
+    # A single environment: make it, read its spec, close it.
     at("when it was made")
     task = _explained(env, lambda: make_task(env))
     try:
@@ -83,6 +85,7 @@ def probe(env: EnvConfig, at: Say = silent, remark: Say = silent) -> EnvSpec:
             f"env.backend={env.backend}: {env.id} is a task of text, and this backend steps arrays: use env.backend="
             f"{' or '.join(_OF_TEXT)}"
         )
+    # Check now that servers could step it, before any process starts.
     if spec.is_text and spec.one_a_process and env.num_envs > 1:  # env.backend=auto uses servers then
         spec_elsewhere(dataclasses.replace(env, backend="remote"))
     return spec
@@ -118,6 +121,7 @@ def make_env(env: EnvConfig, render_mode: str | None = None) -> ArrayEnv:
 @guarding(IMPORT)
 def find_task(env: EnvConfig) -> None:
     """Check that env.id names a task that Gymnasium knows and that env.backend can make."""
+    # Import the module that registers the task, as gym.make would.
     module, _, name = env.id.rpartition(":")
     if module:
         try:
@@ -128,10 +132,12 @@ def find_task(env: EnvConfig) -> None:
                 "or start in the folder that holds it"
             ) from e
     register_extra(env.id)
+    # gym.make would take these keywords for its own.
     for keyword in env.kwargs.keys() & _NOT_THE_TASKS.keys():
         raise ConfigError(
             f"env.kwargs.{keyword}={env.kwargs[keyword]} is no setting of the task: {_NOT_THE_TASKS[keyword]}"
         )
+    # The id must be registered, and in the form that the backend steps.
     registered = gym.registry.get(name)
     if registered is None:
         raise ConfigError(f"env.id={env.id}: {_why_unknown(name, imported=bool(module))}")
@@ -154,6 +160,7 @@ def _why_unknown(name: str, *, imported: bool) -> str:
         namespace, base, _ = parse_env_id(name)
     except gym.error.Error:
         return "an id has the form [module:][namespace/]Name-v0"
+    # The usual mistakes: another version, a misspelt name, a missing module.
     versions = sorted(
         (known.version or 0, known.id)
         for known in gym.registry.values()
@@ -180,6 +187,7 @@ def _explained(env: EnvConfig, call: Callable[[], T]) -> T:
     except (WrongOutput, EnvError) as e:
         message, cause = f"env.id={env.id} cannot be trained on: {_of_the_probe(e)}", e
     except (Exception, SystemExit) as e:  # a task may raise anything
+        # A wrong keyword gets the list of those that the task takes.
         unknown = re.search(r"unexpected keyword argument '(\w+)'", str(e))
         if unknown and unknown[1] in {*env.kwargs, "max_episode_steps"}:
             message = _why_keyword(env, unknown[1])
@@ -206,6 +214,7 @@ def _one_paragraph(message: str) -> str:
 
 
 def _install_hint(env: EnvConfig, error: Exception) -> str:
+    # Gymnasium names the missing package, but not the extra of ours that installs it.
     entry_point = gym.registry[env.id.rpartition(":")[2]].entry_point
     for extra in ("box2d", "mujoco"):
         if isinstance(entry_point, str) and entry_point.startswith(f"gymnasium.envs.{extra}"):
@@ -218,6 +227,7 @@ def _why_keyword(env: EnvConfig, keyword: str) -> str:
     registered = gym.registry[env.id.rpartition(":")[2]]
     is_batch = env.is_ale or env.backend == "gym_vector"
     entry_point = registered.vector_entry_point if is_batch else registered.entry_point
+    # The parameters of the entry point, without those of other settings.
     creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
     assert creator is not None, env.id
     known = [

@@ -91,6 +91,7 @@ def read_spec(task: gym.Env, at: Say = silent, remark: Say = silent) -> EnvSpec:
     check_wrappers(task)
     action, space = action_spec(task.action_space), task.observation_space
     spec = EnvSpec(obs_spec(space), action)
+    # Text is passed as it is: no arrays, no masks.
     if isinstance(space, Text) or spec.is_text:
         return _learn_text_spec(task, spec, at)
     # The first reset: does the task have masks?
@@ -100,6 +101,7 @@ def read_spec(task: gym.Env, at: Say = silent, remark: Say = silent) -> EnvSpec:
         obs, info = _first(task, remark)
         method = _masks_by_method(task, spec, obs, info, remark)
         mask = mask_of(obs, info, method)
+        # A mask in the observation space has its size there; any other mask shows its size.
         if isinstance(space, Dict) and MASK in space.spaces:
             spec = EnvSpec(spec.obs, action, checked_mask_size(flatdim(space[MASK]), action))
         elif mask is not None:
@@ -111,12 +113,14 @@ def read_spec(task: gym.Env, at: Say = silent, remark: Say = silent) -> EnvSpec:
         next_obs, reward, terminated, truncated, info = as_five(
             task.step(sample_action(task.action_space, allowed))
         )
+        # The hot path accepts the same values (RowEnv.step); here they are checked for the first time.
         is_over = as_flag(terminated, "terminated") | as_flag(truncated, "truncated")
         info = as_info(info)
         mask = mask_of(next_obs, info, None if is_over else method)
         if spec.mask_size is None and mask is not None:  # only steps return a mask
             spec = EnvSpec(spec.obs, action, checked_mask_size(flat_mask(mask).size, action))
         _check_row(space, spec, next_obs, {**info, MASK: mask}, as_number(reward), step=1)
+    # Report oddities, and read everything else that the spec holds.
     for said in _oddities(task, spec, [(when_reset(0), obs), (when_stepped(1), next_obs)], info):
         remark(f"env.id={task_name(task)}: it {said}")
     saved_by = saver_of(task).name
@@ -152,6 +156,7 @@ def _masks_by_method(
     method = masks_by_method(task)
     if method is None or mask_of(obs, info) is not None or method() is None:
         return None
+    # Box and MultiBinary actions have no choices that a mask could forbid.
     if spec.action.kind not in _MASKABLE:
         remark(
             f"env.id={task_name(task)}: its method action_masks() is not used, because its actions are "
@@ -204,6 +209,7 @@ def _learn_text_spec(task: gym.Env, spec: EnvSpec, at: Say) -> EnvSpec:
         obs, reward, terminated, truncated, info = as_five(task.step(task.action_space.sample()))
         _check_text(obs)
         as_number(reward), as_flag(terminated, "terminated"), as_flag(truncated, "truncated"), as_info(info)
+    # The task may name the tokenizer of its language.
     tokens = getattr(task.unwrapped, "tokens", None)
     if not (tokens is None or isinstance(tokens, str)):
         raise ConfigError(

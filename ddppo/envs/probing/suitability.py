@@ -48,12 +48,15 @@ def learning_wrappers(task: Any) -> list[str]:
     """
     said = []
     for part in _parts(task):
+        # A frozen part learns nothing.
         if any(getattr(part, name, True) is False for name in ("update_running_mean", "training")):
             continue
+        # Either the part holds an object with running statistics, or it has them itself.
         held = [name for name, value in vars(part).items() if name not in _WITHIN and _is_running(value)]
         known = isinstance(part, (*_OF_OBS, *_OF_REWARDS))
         if not (held or known or _is_running(part)):
             continue
+        # Name the setting of ours that does the same: for observations, rewards, or both.
         remedies = ["ppo.normalize_obs=true"] if not isinstance(part, _OF_REWARDS) else []
         remedies += ["ppo.normalize_rewards=true"] if not isinstance(part, _OF_OBS) else []
         frozen = "" if known else ", or freeze it and say so by an attribute training=False"
@@ -108,6 +111,7 @@ def _parts(task: Any) -> Iterator[Any]:
             return
         yield task
         held = vars(task)
+        # The next part is the wrapped task, or the first environment of a batch.
         within = next((held[name] for name in _WITHIN if held.get(name) is not None), None)
         if within is None and isinstance(held.get("envs"), (list, tuple)) and held["envs"]:
             within = held["envs"][0]
@@ -177,6 +181,7 @@ def on_actions(space: Plain, *, squash: str = "none", std: float = 1.0) -> str |
     for i in range(num):
         low, high = (x[i] if len(x) == num else x[0] for x in (lows, highs))  # one bound may be for all
         at = f"dimension {i} of its actions" if num > 1 else "its actions"
+        # Without bounds nothing is clipped.
         if low is None and high is None:
             continue
         if low is None or high is None:
@@ -188,6 +193,7 @@ def on_actions(space: Plain, *, squash: str = "none", std: float = 1.0) -> str |
                     "gymnasium.wrappers.TransformAction"
                 )
             continue
+        # The part of the interval within 3 standard deviations, and the probability of a draw inside it.
         reached = max(0.0, min(high, _CUT * std) - max(low, -_CUT * std))
         inside = (math.erf(high / (std * 2**0.5)) - math.erf(low / (std * 2**0.5))) / 2
         if reached < _LEAST_SHARE * (high - low) or inside < _LEAST_SHARE:
@@ -203,6 +209,7 @@ def on_observations(space: Plain, name: str = "") -> str | None:
     """Return a warning for a Box from 0 to 255 with the shape of a picture that is not of uint8."""
     if space["space"] != "Box" or (space["low"], space["high"]) != (0, 255) or space["dtype"] == "uint8":
         return None
+    # Two or three dimensions with sides of at least 8 look like a picture.
     shape = space["shape"]
     sides = sorted(shape)[-2:]
     if len(shape) not in (2, 3) or sides[0] < _LEAST_SIDE:

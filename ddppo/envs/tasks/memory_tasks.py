@@ -61,6 +61,7 @@ class TMazeEnv(gym.Env):
 
     def _move(self, action: int) -> tuple[float, bool]:
         """Move the agent; return the reward and whether the episode is over."""
+        # North and south turn at the junction; everywhere else they run into a wall.
         at_junction = self._place == self._length
         if at_junction and action in (NORTH, SOUTH):
             return (1.0 if action == self._arm else -1.0), True
@@ -93,6 +94,7 @@ class TMazes(Dynamics):
 
     def step(self, actions: np.ndarray, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         place, arm = self.state
+        # The same rules for all environments at once.
         at_junction = place == self._length
         turned = at_junction & ((actions == NORTH) | (actions == SOUTH))
         east, west = (actions == EAST) & ~at_junction, (actions == WEST) & (place > 0)
@@ -100,6 +102,7 @@ class TMazes(Dynamics):
         rewards[turned] = np.where(actions == arm, 1.0, -1.0)[turned]
         place += east
         place -= west
+        # The three bits of the observation.
         at_start, at_junction = place == 0, place == self._length
         in_corridor = ~(at_start | at_junction)
         obs[:, 0] = in_corridor | (at_start & (arm == SOUTH))
@@ -116,6 +119,7 @@ class MaskedCartPoleEnv(CartPoleEnv):
 
     def __init__(self, sutton_barto_reward: bool = False, render_mode: str | None = None) -> None:
         super().__init__(sutton_barto_reward=sutton_barto_reward, render_mode=render_mode)
+        # Position and angle are entries 0 and 2 of CartPole's observation.
         whole = self.observation_space
         assert isinstance(whole, Box)
         self.observation_space = Box(whole.low[::2], whole.high[::2], dtype=np.float32)

@@ -68,6 +68,7 @@ class SyntheticEnv(gym.Env):
         return self._observe(), reward, False, self._num_steps >= self._episode_steps, {}
 
     def _random_time(self, tail: float) -> float:
+        # A Pareto number with minimum 1 has mean tail / (tail - 1).
         least = self._step_time_s * (tail - 1) / tail
         return least * (1 + self._times.pareto(tail))
 
