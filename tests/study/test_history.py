@@ -252,7 +252,7 @@ def test_curves_stand_at_the_same_steps_and_say_when_each_reached_what_all_reach
     assert ["at 200 steps", "10", "5"] in table.rows
     assert ["at 400 steps", "30", "20"] in table.rows
     assert ["steps to 30", "400", "500"] in table.rows
-    assert "the first to differ is at 200 steps; they are at most 10 apart" in table.notes[0]
+    assert "They first differ at 200 steps; they are at most 10 apart" in table.notes[0]
 
 
 def test_curves_that_are_the_same_are_said_to_be(tmp_path):

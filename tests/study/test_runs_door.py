@@ -53,7 +53,7 @@ def test_where_there_are_no_runs_it_says_so(tmp_path, monkeypatch, capsys):
     write_run(tmp_path / "a")
     out, _, code = answered(monkeypatch, capsys, tmp_path, "env=pong")
     assert code == 0
-    assert out == f"none of the 1 runs in {tmp_path} is so; their tasks: CartPole-v1\n"
+    assert out == f"none of the 1 runs in {tmp_path} matches; their tasks: CartPole-v1\n"
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,7 @@ def stragglers(chosen: Entrant, asked: Question) -> str:
     return (
         f"Others wait {100 * chosen.parts()['t_sync']:.0f} % of an iteration for rank{'s' * (len(slow) > 1)} "
         f"{', '.join(map(str, slow))}, whose rollouts take up to {max(rollouts) / others:,.1f} times as long. "
-        "distributed=ddp_preempt ends these early: iterations are shorter, with fewer samples of slow tasks, and "
-        "no run can be repeated to the bit (docs/topologies.md). To try it: "
+        "distributed=ddp_preempt ends these early: iterations are shorter, with fewer samples of slow environments, "
+        "and no run can be repeated to the bit (docs/topologies.md). To try it: "
         f"{command('ddppo.advise', *settings)} distributed={topologies}"
     )

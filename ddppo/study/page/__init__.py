@@ -1,1 +1,1 @@
-"""How a report is shown: the page, its figures and tables, and the files."""
+"""The files of a report. Read tables (rows and cells), chart, figures, topologies, html, files, in this order."""

@@ -1,10 +1,11 @@
-"""Charts as SVG: text stays text, a pointer that rests on a mark is told its numbers, colours follow light and dark.
+"""How is a chart drawn? As SVG with real text, numbers under the mouse pointer, and colours for light and dark pages.
 
     chart = Chart("speedup", "Speedup S(W)", workers(sizes), Axis("S (1)", "log2"))
     chart.line(sizes, speedups, "blue", "measured")
     page += chart.svg()
 
-Marks are kept in units of the data and placed when all are known. Colours are the names in chart.css.
+Marks are kept in the units of the data until all are known; `svg` then chooses the ranges of the axes and places them.
+Colours are names in chart.css.
 """
 
 import math
@@ -14,42 +15,42 @@ from html import escape
 from importlib.resources import files
 
 _WIDTH, _HEIGHT = 460, 300  # of the picture without its legend
-_TOP, _LEFT, _RIGHT, _BOTTOM = 28, 54, 448, 260  # of the plot
-_LETTER, _ROW = 6.2, 17  # of the legend: width of a letter, height of a line
-_BAR = 0.35  # half the width of a bar
+_TOP, _LEFT, _RIGHT, _BOTTOM = 28, 54, 448, 260  # edges of the plot
+_LETTER, _ROW = 6.2, 17  # width of a letter and height of a line in the legend
+_BAR = 0.35  # half the width of a bar, in units of the data
 
 Values = Sequence[float]
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One direction. scale: linear, log2 or log10. ticks: {value: text}, else chosen from the data.
-
-    shows: values that are always in view; an axis that begins at a shown 0 stands on it.
-    """
+    """One axis."""
 
     label: str
-    scale: str = "linear"
-    ticks: dict[float, str] | None = None
-    shows: tuple[float, ...] = ()
+    scale: str = "linear"  # linear, log2 or log10
+    ticks: dict[float, str] | None = None  # {value: text}; None: chosen from the data
+    shows: tuple[
+        float, ...
+    ] = ()  # values that are always in view; an axis that begins at a shown 0 has no margin there
 
 
 def workers(world_sizes: Iterable[int]) -> Axis:
-    """Return the axis of W, with a tick at each."""
+    """Return the axis of W, with a tick at each W."""
     return Axis("workers W", "log2", {float(w): str(w) for w in sorted(set(world_sizes))})
 
 
 def named(labels: Sequence[str], label: str = "workers W") -> Axis:
-    """Return an axis of places 0, 1, 2, ... that have names, of many some."""
+    """Return an axis of places 0, 1, 2, ... with names; if there are many, some of the names are left out."""
     every = max(1, len(labels) // 16)
     return Axis(label, "linear", {float(i): text for i, text in enumerate(labels) if i % every == 0})
 
 
 class _Place:
-    """From values of one axis to positions between `start` and `end`."""
+    """Maps values of one axis to positions between `start` and `end`."""
 
     def __init__(self, axis: Axis, values: Iterable[float], start: float, end: float) -> None:
         self._log = axis.scale != "linear"
+        # The range: all finite values, ticks and shown values, with a margin.
         known = [self._on(v) for v in values if math.isfinite(v) and not (self._log and v <= 0)]
         known += [self._on(v) for v in (*(axis.ticks or ()), *axis.shows)]
         self.low, self.high = (min(known), max(known)) if known else (0.0, 1.0)
@@ -89,18 +90,19 @@ class _Place:
 
 @dataclass(slots=True)
 class Chart:
-    """One plot, with the name of its file and a caption of a sentence or two."""
+    """One plot."""
 
-    name: str
+    name: str  # of its file
     title: str
     x: Axis
     y: Axis
-    caption: str = ""
+    caption: str = ""  # a sentence or two
+    # Marks: their x and y values, for the range, and the function that draws them.
     _marks: list[tuple[Values, Values, Callable[[_Place, _Place], str]]] = field(default_factory=list)
-    _legend: dict[str, str] = field(default_factory=dict)  # label: its mark, around (0, 0)
+    _legend: dict[str, str] = field(default_factory=dict)  # label -> its mark, drawn around (0, 0)
 
     def line(self, xs: Values, ys: Values, colour: str, label: str = "", *, dashed: bool = False) -> None:
-        """Connect the points; the line is broken where one is not finite."""
+        """Connect the points; a value that is not finite breaks the line."""
         kind = f'class="line {colour}{" dashed" if dashed else ""}"'
 
         def draw(x: _Place, y: _Place) -> str:
@@ -111,26 +113,31 @@ class Chart:
         self._add(xs, ys, draw, label, f'<path {kind} d="M-9 0H9"/>')
 
     def dots(self, xs: Values, ys: Values, colour: str, said: Sequence[str], label: str = "") -> None:
-        """Draw points that tell a pointer what is `said` of each."""
+        """Draw points; `said` are the texts under the mouse pointer."""
         self._points("dot", 4, (xs, ys, said), colour, label)
 
     def seeds(self, xs: Values, ys: Values, colour: str, said: Sequence[str], label: str = "") -> None:
-        """Draw the small points of one out of many: seeds, ranks."""
+        """Draw small points, for single seeds or ranks."""
         self._points("seed", 2.6, (xs, ys, said), colour, label)
 
     def _points(
-        self, kind: str, radius: float, of: tuple[Values, Values, Sequence[str]], colour: str, label: str = ""
+        self,
+        kind: str,
+        radius: float,
+        points: tuple[Values, Values, Sequence[str]],
+        colour: str,
+        label: str = "",
     ) -> None:
         mark = f'class="{kind} {colour}" r="{radius}"'
 
         def draw(x: _Place, y: _Place) -> str:
-            shown = [(x(a), y(b), text) for a, b, text in zip(*of, strict=True) if math.isfinite(b)]
+            shown = [(x(a), y(b), text) for a, b, text in zip(*points, strict=True) if math.isfinite(b)]
             return "".join(f'<circle {mark} cx="{a}" cy="{b}">{_said(text)}</circle>' for a, b, text in shown)
 
-        self._add(of[0], of[1], draw, label, f"<circle {mark}/>")
+        self._add(points[0], points[1], draw, label, f"<circle {mark}/>")
 
     def band(self, xs: Values, low: Values, high: Values, colour: str) -> None:
-        """Fill between two lines; points without both ends are left out."""
+        """Fill the area between two lines; points without both values are left out."""
         ends = [p for p in zip(xs, low, high, strict=True) if all(map(math.isfinite, p))]
 
         def draw(x: _Place, y: _Place) -> str:
@@ -142,7 +149,7 @@ class Chart:
         self._add([p[0] for p in ends] * 2, [v for p in ends for v in p[1:]], draw)
 
     def whisker(self, at: float, low: float, high: float, colour: str = "ink") -> None:
-        """Draw an interval, if it is one."""
+        """Draw an interval, if both its ends are finite."""
 
         def draw(x: _Place, y: _Place) -> str:
             left, b, c = x(at) - 3, y(low), y(high)
@@ -170,7 +177,7 @@ class Chart:
             self._legend |= {label: swatch} if label else {}
 
     def svg(self, *, standalone: bool = False) -> str:
-        """Return the picture; `standalone` with its own style, for a file of its own."""
+        """Return the picture; `standalone` includes the style sheet, for a file of its own."""
         x = _Place(self.x, (v for xs, _, _ in self._marks for v in xs), _LEFT, _RIGHT)
         y = _Place(self.y, (v for _, ys, _ in self._marks for v in ys), _BOTTOM, _TOP)
         legend, below = self._legend_rows()
@@ -190,7 +197,7 @@ class Chart:
         for value, text in x.ticks.items():
             at = x(value)
             parts.append(f'<path class="grid" d="M{at} {_TOP}V{_BOTTOM}"/>')
-            if at - last >= _LETTER * (len(text) + 1):  # else it would run into its neighbour
+            if at - last >= _LETTER * (len(text) + 1):  # it does not overlap the text before it
                 parts.append(f'<text class="mid" x="{at}" y="{_BOTTOM + 15}">{escape(text)}</text>')
                 last = at
         for value, text in y.ticks.items():
@@ -207,7 +214,7 @@ class Chart:
         ]
 
     def _legend_rows(self) -> tuple[list[str], int]:
-        """Return the legend's parts, in rows below the plot, and its height."""
+        """Return the marks and texts of the legend, in rows below the plot, and its height."""
         parts, at, line = [], _LEFT + 10.0, _HEIGHT + 8
         for label, swatch in self._legend.items():
             need = 38 + _LETTER * len(label)
@@ -224,7 +231,7 @@ def stylesheet(name: str) -> str:
 
 
 def _short(number: float) -> str:
-    """Return a number for an axis: 20k, 1.5M."""
+    """Return the text of a number on an axis: 20k, 1.5M."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(number) >= size:
             return f"{number / size:g}{letter}"

@@ -1,6 +1,6 @@
-"""The charts of a study: speedup, why it is lost, where time goes and the ranks against W; and those of learning.
+"""Which charts does a study have? Speedup, lost efficiency, times and ranks over W, then returns and stability.
 
-Those are returns against environment steps and time, and stability by W; what is equal is said instead.
+A chart that would show the same curve for every W is replaced by a sentence.
 """
 
 import math
@@ -34,7 +34,7 @@ _CAUSES = {
     "other": "grey",
     "unexplained": "ink",
 }
-_COLOURS = ("blue", "orange", "green", "red", "purple", "sky", "grey", "ink")  # of W in turn
+_COLOURS = ("blue", "orange", "green", "red", "purple", "sky", "grey", "ink")  # of each W
 _STABILITY = {
     "approx_kl": "approx. KL (nats)",
     "clip_fraction": "clip fraction",
@@ -43,26 +43,27 @@ _STABILITY = {
     "explained_variance": "explained variance",
     "grad_norm": "gradient norm",
 }
-_BANDS = 3  # more cannot be told apart
-_SAME = 0.01  # relative difference over W that no reader would see in a chart
+_BANDS = 3  # in one chart; more would cover each other
+_SAME = 0.01  # relative difference over W that would not be visible in a chart
 
 
 def overview(study: Study, accounts: Sequence[Account], ahead: Outlook) -> list[Chart]:
-    """Draw what a reader looks at first, side by side: how much faster, and what became of the rest."""
+    """Return the two charts at the top: speedup, and lost efficiency by cause."""
     several = [_speedup(study, ahead)] if len(study.rows) > 1 else []
     return several + ([_loss(study, accounts)] if accounts else [])
 
 
 def times(study: Study, ahead: Outlook) -> list[Chart]:
-    """Draw efficiency and where the time of an iteration goes, of what the runs have numbers for."""
+    """Return the charts of efficiency and of an iteration's parts, if the runs have the numbers."""
     several = [_efficiency(study, ahead)] if len(study.rows) > 1 else []
     return several + ([_breakdown(study)] if any(row.parts for row in study.rows) else [])
 
 
-# -- against W -------------------------------------------------------------------------------------------------------
+# -- Charts over W.
 
 
 def _speedup(study: Study, ahead: Outlook) -> Chart:
+    """Return the chart of S(W): ideal, predicted by the model and by the law, and measured."""
     base, largest = study.baseline, 2 * study.world_sizes[-1]
     predicted, changed = (
         [p for p in found if base <= p.world_size <= largest] for found in (ahead.as_measured, ahead.changed)
@@ -76,7 +77,7 @@ def _speedup(study: Study, ahead: Outlook) -> Chart:
         "A dot is a seed, the line joins medians.",
     )
     chart.line(sizes, [w / base for w in sizes], "grey", "ideal", dashed=True)
-    by_law = all(math.isnan(p.t_iter) for p in predicted)  # it is all that throughput alone allows
+    by_law = all(math.isnan(p.t_iter) for p in predicted)  # runs with throughput only have no model
     _model(chart, predicted, "speedup", "orange", "scalability law" if by_law else "model")
     _model(chart, changed, "speedup", "red", f"model with {changes(ahead)}")
     if ahead.usl is not None and not by_law:
@@ -125,7 +126,7 @@ def _measured(
     seeds: Mapping[tuple[int, int], float],
     what: str,
 ) -> None:
-    """Draw medians as a line, their intervals where there are any, and a dot for each seed."""
+    """Draw the medians as a line with their intervals, and a dot for each seed."""
     chart.line(study.world_sizes, [e.median for e in values], "blue", "measured")
     for w, value in zip(study.world_sizes, values, strict=True):
         chart.whisker(w, value.low, value.high, "blue")
@@ -135,6 +136,7 @@ def _measured(
 
 
 def _loss(study: Study, accounts: Sequence[Account]) -> Chart:
+    """Return the chart of lost efficiency: for each W a stack of causes, losses above 0 and gains below."""
     chart = Chart(
         "loss",
         "Why: the lost efficiency 1 - E(W)",
@@ -144,7 +146,7 @@ def _loss(study: Study, accounts: Sequence[Account]) -> Chart:
     )
     largest = max(abs(a.loss) for a in accounts)
     for i, account in enumerate(accounts):
-        ends = {True: 0.0, False: 0.0}  # of the bars above and below 0
+        ends = {True: 0.0, False: 0.0}  # where the stacks above and below 0 end so far
         for cause, colour in _CAUSES.items():
             share, seeds = account.shares.get(cause, 0.0), account.by_seed.get(cause, ())
             start, end = ends[share >= 0], ends[share >= 0] + 100 * share
@@ -152,6 +154,7 @@ def _loss(study: Study, accounts: Sequence[Account]) -> Chart:
             name = cause_name(cause, study.rule)
             said = f"W={account.world_size}: {name} {percent(share)}"
             said += f" (seeds: {', '.join(map(percent, seeds))})" if len(seeds) > 1 else ""
+            # A cause is in the legend only if a bar of it can be seen.
             seen = any(abs(a.shares.get(cause, 0.0)) >= 0.02 * largest for a in accounts)
             if share:
                 chart.bar(i, start, end, colour, said, name if seen else "")
@@ -189,7 +192,10 @@ def _stack(chart: Chart, at: int, parts: Mapping[str, float], name: str) -> None
 
 
 def ranks(study: Study) -> list[Chart]:
-    """Draw how ranks differ at every W, and each rank's time at the largest; nothing where ranks are not known."""
+    """Return the charts of differences between ranks at every W, and of each rank's time at the largest W.
+
+    [] if the runs have no times of single ranks.
+    """
     rows = [row for row in study.rows if len(row.ranks) > 1]
     if not rows:
         return []
@@ -212,7 +218,7 @@ def ranks(study: Study) -> list[Chart]:
         f"Each rank at W={last.world_size}",
         named([str(rank.rank) for rank in last.ranks], "rank"),
         Axis("time per iteration (ms)", shows=(0,)),
-        "Who waits least is who the others wait for. A line: p5 to p95 of t_rollout.",
+        "The others wait for the rank that waits least. A line: p5 to p95 of t_rollout.",
     )
     for i, rank in enumerate(last.ranks):
         _stack(each, i, rank.times, f"rank {rank.rank}")
@@ -221,15 +227,15 @@ def ranks(study: Study) -> list[Chart]:
 
 
 def changes(ahead: Outlook) -> str:
-    """Return what a what-if changes, as it was asked for."""
+    """Return the changes of what_if, as the user wrote them."""
     return ", ".join(f"{name}={value}" for name, value in ahead.changes.items())
 
 
-# -- learning: returns against steps and time, stability by W --------------------------------------------------------
+# -- Learning: returns over steps and time, and stability over W.
 
 
 def learning(study: Study) -> tuple[list[Chart], list[str]]:
-    """Return the charts that have something to show, and sentences on what is the same at every W."""
+    """Return the charts that differ over W, and sentences on the numbers that do not."""
     drawn, said = [], []
     if any(len(curve(run)) > 1 for run in study.runs):
         same = len(study.rows) > 1 and _same_curves(study)
@@ -246,7 +252,7 @@ def learning(study: Study) -> tuple[list[Chart], list[str]]:
 
 
 def _same_curves(study: Study) -> bool:
-    """Return whether the runs of each seed have one curve against environment steps, to rounding."""
+    """Return whether all runs of a seed have the same curve over environment steps, up to rounding."""
     first: dict[int, list[tuple[int, float]]] = {}
     for run in study.runs:
         points = [(p.env_steps, round(p.return_mean, 6)) for p in curve(run)]
@@ -256,6 +262,7 @@ def _same_curves(study: Study) -> bool:
 
 
 def _curves(study: Study, against: str, *, once: bool) -> Chart:
+    """Return the chart of returns over "env_steps" or "wall_s"; `once` draws one curve for all W."""
     banded = once or len(study.rows) <= _BANDS
     steps, several = against == "env_steps", any(len(r.evaluations) > 1 for r in study.runs)
     chart = Chart(
@@ -269,7 +276,7 @@ def _curves(study: Study, against: str, *, once: bool) -> Chart:
     ends = []
     for row, colour in zip(study.rows[:1] if once else study.rows, _COLOURS * 3, strict=False):
         runs = [run for run in study.runs_at(row.world_size) if len(curve(run)) > 1]
-        runs = [run for run in runs if steps or not run.others]  # the seconds of several world sizes
+        runs = [run for run in runs if steps or not run.others]  # seconds of several world sizes are mixed
         if not runs:
             continue
         grid, scores = _on_one_grid(runs, against)
@@ -286,7 +293,7 @@ def _curves(study: Study, against: str, *, once: bool) -> Chart:
 
 
 def _on_one_grid(runs: Sequence[Run], against: str, num_points: int = 120) -> tuple[list[float], np.ndarray]:
-    """Return a grid that all runs' curves cover, and `[runs, points]` the last score seen at each of its points."""
+    """Return a grid that the curves of all runs cover, and the last score at each of its points, `[runs, points]`."""
     xs = [np.array([getattr(point, against) for point in curve(run)], dtype=float) for run in runs]
     ys = [np.array([point.return_mean for point in curve(run)]) for run in runs]
     start, end = max(x[0] for x in xs), min(x[-1] for x in xs)
@@ -295,12 +302,13 @@ def _on_one_grid(runs: Sequence[Run], against: str, num_points: int = 120) -> tu
     inside = np.unique(np.concatenate(xs))
     inside = inside[(inside >= start) & (inside <= end)]
     grid = inside if len(inside) <= num_points else np.linspace(start, end, num_points)
+    # Scores are held from one point to the next: nothing is interpolated.
     held = [y[np.maximum(np.searchsorted(x, grid, side="right") - 1, 0)] for x, y in zip(xs, ys, strict=True)]
     return grid.tolist(), np.array(held)
 
 
 def _stability(study: Study) -> tuple[list[Chart], list[str]]:
-    """Return a chart of each diagnostic that differs over W, and the names of those that do not."""
+    """Return a chart for each stability metric that differs over W, and the names of those that do not."""
     drawn, same = [], []
     for name, label in _STABILITY.items():
         found = {row.world_size: row.stability.get(name, {}) for row in study.rows}

@@ -1,4 +1,4 @@
-"""The files of a report, and what the terminal shows of it: read, compute, write, in this order."""
+"""How is a report written? The files of its folder, and its text on the terminal."""
 
 import os
 import re
@@ -17,8 +17,8 @@ from ddppo.study.read.selection import provenance
 from ddppo.study.report import Report, ReportOptions, StudyReport, compute, read
 
 SCHEMA_VERSION = 3
-_LONGEST_NAME = 50  # characters of a folder's name, of up to four bytes each
-_SHOWN = 6  # of what is left out, on the terminal
+_LONGEST_NAME = 50  # characters of a part of a folder's name; each may have four bytes
+_MAX_LEFT_OUT = 6  # runs that the terminal names
 
 
 def make_report(
@@ -36,17 +36,17 @@ def make_report(
 
 
 def folder_of(options: ReportOptions) -> Path:
-    """Return where the report of these options goes."""
+    """Return the folder of the report."""
     path = Path(options.path)
     beside = path / "report" if path.is_dir() else path.with_name(f"{path.stem}_report")
     return Path(options.out) if options.out else beside
 
 
 def write(report: Report, folder: Path, live: html.Live | None = None) -> None:
-    """Write report.html, summary.json, the CSVs and plots/ into `folder`, all or nothing.
+    """Write report.html, summary.json, the CSV files and plots/ into `folder`, all of them or none.
 
-    Of several studies each has a folder of its own in plots/. An earlier report there is replaced.
-    Raises RunFolderError if the folder holds anything else.
+    Each of several studies has a folder of its own in plots/. An earlier report is replaced. Raises RunFolderError if
+    the folder holds anything else.
     """
     refuse_to_overwrite(folder)
     chapters = [html.chapter(each, brief=report.is_compared_only(each.study)) for each in report.studies]
@@ -65,7 +65,7 @@ def write(report: Report, folder: Path, live: html.Live | None = None) -> None:
 
 
 def _folder_names(reports: list[StudyReport]) -> list[str]:
-    """Return the folder of each study, <task>_<rule>_<topology>, without ddp's; of one study it is the upper one."""
+    """Return the folder of each study in plots/: <task>_<rule>[_<topology>], without ddp; "." for a single study."""
     if len(reports) == 1:
         return ["."]
     names: list[str] = []
@@ -80,13 +80,14 @@ def _folder_names(reports: list[StudyReport]) -> list[str]:
 
 
 def write_plots(folder: Path, charts: Sequence[Chart]) -> None:
+    """Write each chart as <name>.svg."""
     folder.mkdir(parents=True, exist_ok=True)
     for chart in charts:
         (folder / f"{chart.name}.svg").write_text(chart.svg(standalone=True), encoding="utf-8")
 
 
 def as_json(report: Report) -> dict[str, object]:
-    """Return what summary.json holds: of each study the rows of both CSVs, ranks and stability, account, verdict."""
+    """Return the content of summary.json: for each study the rows of both CSV files, ranks, causes, verdict, ..."""
     return {
         "kind": REPORT_KIND,
         "schema_version": SCHEMA_VERSION,
@@ -128,18 +129,17 @@ def _study_as_json(each: StudyReport) -> dict[str, object]:
 
 
 def refuse_to_overwrite(folder: Path) -> None:
-    mine = is_report(folder)
-    if folder.is_file() or (folder.is_dir() and not mine and any(folder.iterdir())):
-        raise RunFolderError(
-            f"out={folder} is something else than an earlier report: give another folder by out="
-        )
+    """Raise RunFolderError if the folder holds anything but an earlier report."""
+    replaceable = is_report(folder)
+    if folder.is_file() or (folder.is_dir() and not replaceable and any(folder.iterdir())):
+        raise RunFolderError(f"out={folder} is not an earlier report: give another folder by out=")
 
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Give a folder to fill; its files take the places of those in `folder` once it is whole.
+    """Yield a new folder to fill; at the end of the block its files replace those in `folder`.
 
-    At no time is a file missing that was there and stays: a browser that loads the page again always finds one.
+    A file in both is replaced at once, so that a browser that reloads the page always finds one.
     """
     new = folder.with_name(f".{folder.name}.new-{os.getpid()}")
     try:
@@ -149,6 +149,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
             if not folder.exists():
                 new.rename(folder)
                 return
+            # Replace files one by one, then remove old ones that have no successor.
             made = {path.relative_to(new) for path in new.rglob("*")}
             for name in sorted(made):
                 if (new / name).is_dir():
@@ -163,7 +164,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 
 def on_terminal(report: Report, folder: Path, width: int | None = None) -> str:
-    """Return what the door prints: of each study the table, the verdict and why; what was left out; the files."""
+    """Return the text for the terminal: for each study its table, verdict and explanations; then runs left out."""
     several = len(report.studies) > 1
     lines = [f"note: {remark}" for remark in report.remarks] + ([""] if report.remarks else [])
     for compared in report.topologies:
@@ -180,8 +181,8 @@ def on_terminal(report: Report, folder: Path, width: int | None = None) -> str:
         lines += [f"{check}." for check in each.ahead.checks[-1:]]
         notes = each.remarks if several else (*each.remarks, *each.ahead.remarks)
         lines += [f"note: {remark}" for remark in notes] + (["", ""] if several else [])
-    lines += [f"left out: {item}" for item in report.left_out[:_SHOWN]]
-    if len(report.left_out) > _SHOWN:
-        lines.append(f"left out: {len(report.left_out) - _SHOWN} more, listed in the report")
+    lines += [f"left out: {item}" for item in report.left_out[:_MAX_LEFT_OUT]]
+    if len(report.left_out) > _MAX_LEFT_OUT:
+        lines.append(f"left out: {len(report.left_out) - _MAX_LEFT_OUT} more, listed in the report")
     lines += ["", f"report: {folder / 'report.html'}"]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""report.html: what it shows of each study, and the page as Jinja makes it of templates/page.html.j2."""
+"""What does report.html contain? A chapter for each study, filled into templates/page.html.j2 by Jinja."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from ddppo.study.report import Report, StudyReport
 
 @dataclass(frozen=True, slots=True)
 class ChapterSection:
-    """What is folded until it is asked for."""
+    """A section that is folded until the reader opens it."""
 
     title: str
     charts: Sequence[Chart] = ()
@@ -27,14 +27,14 @@ class ChapterSection:
 
 @dataclass(frozen=True, slots=True)
 class Chapter:
-    """What the page shows of one study, besides what the report says."""
+    """The part of the page about one study."""
 
     said: StudyReport
-    facts: Mapping[str, str]
+    facts: Mapping[str, str]  # where the numbers come from
     overview: Sequence[Chart]
     table: Shown
     folded: Sequence[ChapterSection]
-    brief: bool = False  # without what compares several W
+    brief: bool = False  # without comparisons of several W
 
     @property
     def title(self) -> str:
@@ -47,20 +47,21 @@ class Chapter:
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """What a page says of a sweep that still runs; refresh_s: when it loads itself again, 0 for never."""
+    """The part of the page about a sweep that is still running."""
 
     sentences: Sequence[str]
-    missing: Shown = field(default_factory=lambda: Shown([], []))
-    refresh_s: int = 0
+    missing: Shown = field(default_factory=lambda: Shown([], []))  # runs
+    refresh_s: int = 0  # seconds until the page reloads itself; 0: never
 
 
 def chapter(each: StudyReport, *, brief: bool = False) -> Chapter:
-    """Return what the page shows of a study."""
+    """Return the chapter of a study."""
     overview = figures.overview(each.study, each.accounts, each.ahead)
     return Chapter(each, _facts(each.study), overview, tables.study_table(each.study), _folded(each), brief)
 
 
 def _folded(each: StudyReport) -> list[ChapterSection]:
+    """Return the folded sections that have something to show."""
     study, ahead = each.study, each.ahead
     shares = [tables.loss_table(study, each.accounts)] if each.accounts else []
     curves, same = figures.learning(study)
@@ -88,7 +89,7 @@ def _predictions(ahead: Outlook) -> ChapterSection:
 
 
 def _facts(study: Study) -> dict[str, str]:
-    """Return where the numbers come from, and what the runs share."""
+    """Return where the numbers come from: command, time, commit, machines, versions, seeds, batch."""
     found, row = provenance(study.runs), study.rows[-1]
     batch = row.num_envs * row.rollout_steps
     share = f"{batch:,} steps" if study.rule == "strong" else f"{batch // row.world_size:,} steps a worker"
@@ -112,7 +113,7 @@ def _machine(machine: Machine) -> str:
 
 
 def page(report: Report, chapters: Sequence[Chapter], live: Live | None = None) -> str:
-    """Return the whole page: one study, or several as chapters under a table that leads to them."""
+    """Return the page: one study, or several as chapters under a table of contents."""
     several = f"Scaling report of {len(chapters)} studies" if chapters else "Scaling report"
     return TEMPLATES.get_template("page.html.j2").render(
         title=chapters[0].title if len(chapters) == 1 else several,
@@ -139,7 +140,7 @@ def _left_out(items: Sequence[LeftOut]) -> Shown:
 
 
 def templates(*packages: str) -> Environment:
-    """Return the templates of this package, behind those of others."""
+    """Return the templates of other packages, then those of this one."""
     loaders = [PackageLoader(package) for package in (*packages, "ddppo.study.page")]
     return Environment(
         loader=ChoiceLoader(loaders), autoescape=True, undefined=StrictUndefined, trim_blocks=True,

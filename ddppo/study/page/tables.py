@@ -1,4 +1,4 @@
-"""The numbers of a report: rows for CSV and JSON, and tables for the page and the terminal."""
+"""Which numbers does a report list? Rows for CSV and JSON, then tables for the page and the terminal."""
 
 import csv
 import io
@@ -22,7 +22,7 @@ from ddppo.study.read.selection import named
 
 
 def run_row(run: Run) -> dict[str, Any]:
-    """Return one line of per_run.csv; times are means over ranks and iterations after warm-up, in seconds."""
+    """Return a line of per_run.csv. Times are seconds, means over ranks and iterations after warm-up."""
     times = {f"{name}_mean": float(values.mean()) for name, values in run.times.items() if values.size}
     return {
         "env_id": run.env_id,
@@ -51,7 +51,7 @@ def run_row(run: Run) -> dict[str, Any]:
 
 
 def study_row(study: Study, row: SpeedupRow, account: Account | None) -> dict[str, Any]:
-    """Return one line of summary.csv: everything about one W, flat."""
+    """Return a line of summary.csv: all numbers of one W."""
     return {
         "env_id": study.env_id,
         "rule": study.rule,
@@ -81,6 +81,7 @@ def study_row(study: Study, row: SpeedupRow, account: Account | None) -> dict[st
 
 
 def _spelled(name: str, value: SeedMedian) -> dict[str, float]:
+    """Return a median and its interval as three columns."""
     return {
         name: value.median,
         f"{name}_low": value.low,
@@ -89,8 +90,9 @@ def _spelled(name: str, value: SeedMedian) -> dict[str, float]:
 
 
 def study_rows(study: Study, accounts: Sequence[Account]) -> list[dict[str, Any]]:
-    of = {account.world_size: account for account in accounts}
-    return [study_row(study, row, of.get(row.world_size)) for row in study.rows]
+    """Return the lines of summary.csv."""
+    by_w = {account.world_size: account for account in accounts}
+    return [study_row(study, row, by_w.get(row.world_size)) for row in study.rows]
 
 
 def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -104,16 +106,16 @@ def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     return buffer.getvalue()
 
 
-# -- for people ------------------------------------------------------------------------------------------------------
+# -- Tables for people.
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A table of cells that are text; `text` where they are words, to be read from the left."""
+    """A table of formatted cells."""
 
     head: list[str]
     lines: list[list[str]]
-    text: bool = False
+    text: bool = False  # cells are words, aligned to the left
 
 
 def shown(columns: Mapping[str, list[str]]) -> Shown:
@@ -125,7 +127,7 @@ def study_table(study: Study) -> Shown:
 
 
 def measured(rows: Sequence[SpeedupRow], target_return: float) -> dict[str, list[str]]:
-    """Return what was measured at each W, in the columns that the runs have numbers for."""
+    """Return the measured numbers of each W, by column; columns without numbers are left out."""
     columns: dict[str, list[str]] = {
         "W": [str(row.world_size) for row in rows],
         "seeds": [str(len(row.seeds)) for row in rows],
@@ -166,8 +168,8 @@ def loss_table(study: Study, accounts: Sequence[Account]) -> Shown:
 
 
 def predictions_table(found: Sequence[Prediction], choices: Sequence[RecommendedW] = ()) -> Shown:
-    """Return what the model says of each W; with the choices compared also how long a run takes and what it costs."""
-    of = {choice.world_size: choice for choice in choices}
+    """Return the predictions of each W and, for the W in `choices`, the time and cost of a run."""
+    by_w = {choice.world_size: choice for choice in choices}
     columns = {
         "W": [str(p.world_size) for p in found],
         "FPS": [f"{p.fps:,.0f} [{p.fps_low:,.0f}, {p.fps_high:,.0f}]" for p in found],
@@ -176,33 +178,35 @@ def predictions_table(found: Sequence[Prediction], choices: Sequence[Recommended
     }
     if not all(math.isnan(p.t_iter) for p in found):
         columns["iteration"] = [duration(p.t_iter) for p in found]
-    if of:
-        columns["time"] = [duration(of[p.world_size].seconds) if p.world_size in of else "" for p in found]
+    if by_w:
+        columns["time"] = [
+            duration(by_w[p.world_size].seconds) if p.world_size in by_w else "" for p in found
+        ]
     if any(choice.cost is not None for choice in choices):
-        costs = [of[p.world_size].cost if p.world_size in of else None for p in found]
+        costs = [by_w[p.world_size].cost if p.world_size in by_w else None for p in found]
         columns["cost"] = ["" if cost is None else f"{cost:.3g}" for cost in costs]
     return shown(columns)
 
 
 def number(value: float, form: str, infinite: str = "unbounded") -> str:
-    """Return a number for people: a dash for NaN, and what infinity means of this quantity."""
+    """Return a formatted number; a dash for NaN, and `infinite` for infinity."""
     return "–" if math.isnan(value) else infinite if math.isinf(value) else form.format(value)
 
 
 def interval(value: SeedMedian, form: str, infinite: str = "unbounded") -> str:
-    """Return `median [low, high]`, without the interval where there is none that says more."""
+    """Return `median [low, high]`, or the median alone if there is no interval or it has no width."""
     middle, low, high = (number(v, form, infinite) for v in (value.median, value.low, value.high))
     nothing = math.isnan(value.low) or (value.low == 0 and math.isinf(value.high)) or low == middle == high
     return middle if nothing else f"{middle} [{low}, {high}]"
 
 
 def terminal(study: Study, width: int | None = None) -> str:
-    """Return the table of a study: medians only."""
+    """Return the table of a study for the terminal, with medians only."""
     return on_terminal(title(study), study_table(study), width)
 
 
 def on_terminal(title: str, what: Shown, width: int | None = None) -> str:
-    """Return a table without its intervals."""
+    """Return a table as text, without the intervals in its cells."""
     table = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD)
     for name in what.head:
         table.add_column(name, justify="right")

@@ -1,4 +1,4 @@
-"""The page's part on topologies side by side: a figure, two tables, and the rows of topologies.csv."""
+"""How are topologies shown side by side? A figure, two tables, and the rows of topologies.csv."""
 
 import math
 from typing import Any
@@ -10,17 +10,9 @@ from ddppo.study.page.chart import Axis, Chart, named
 from ddppo.study.page.tables import Shown, measured, number, shown, study_row
 from ddppo.study.read.record import PARTS
 
-_COLOURS = ("blue", "orange", "green", "red", "purple", "sky", "grey", "ink")  # of topologies in turn
-_OF_ONE = (
-    "S",
-    "E",
-    "S by time",
-    "iteration",
-    "p95",
-    "t_sync",
-    "t_comm",
-    "slow ranks",
-)  # study, or of the other table
+_COLOURS = ("blue", "orange", "green", "red", "purple", "sky", "grey", "ink")  # of each topology
+# Columns of a study's table that are left out here: they are about one study, or in the table of times.
+_LEFT_OUT = ("S", "E", "S by time", "iteration", "p95", "t_sync", "t_comm", "slow ranks")
 _HEADS = dict(zip(PARTS, ("acting", "learning", "waiting", "communication", "rest"), strict=True))
 
 
@@ -43,39 +35,39 @@ def figure(found: SideBySide) -> Chart:
         if math.isfinite(middle):
             topology, said = side.study.topology, f"{side.name}: {whole(middle)} {unit}"
             chart.bar(i, 0, middle, colours[topology], said, topology)
-        said_of = [f"seed {seed}: {whole(value)} {unit}" for seed, value in seeds.items()]
-        chart.seeds([i] * len(seeds), list(seeds.values()), "ink", said_of)
+        texts = [f"seed {seed}: {whole(value)} {unit}" for seed, value in seeds.items()]
+        chart.seeds([i] * len(seeds), list(seeds.values()), "ink", texts)
     return chart
 
 
 def results(found: SideBySide) -> Shown:
-    """Return what came of each topology at each W."""
+    """Return the table of results of each topology at each W."""
     rows, topologies = [side.row for side in found.sides], [side.study.topology for side in found.sides]
     ranks = [", ".join(f"{n} x {role}" for role, n in side.ranks.items()) or "–" for side in found.sides]
     ends = [f"{_wall_s(side):.3g}" for side in found.sides]
     columns = {"topology": topologies, "ranks": ranks} | measured(rows, found.best.study.target_return)
     return shown(
-        {name: cells for name, cells in columns.items() if name not in _OF_ONE} | {"s to the end": ends}
+        {name: cells for name, cells in columns.items() if name not in _LEFT_OUT} | {"s to the end": ends}
     )
 
 
 def times(found: SideBySide) -> Shown:
-    """Return where the time of each role goes, and what an iteration exchanges."""
-    told = [(side, role, spent) for side in found.sides for role, spent in side.spent.items()]
+    """Return the table of each role's time by part, and of the messages of an iteration."""
+    lines = [(side, role, spent) for side in found.sides for role, spent in side.spent.items()]
     columns = {
-        "topology": [side.study.topology for side, _, _ in told],
-        "W": [str(side.row.world_size) for side, _, _ in told],
-        "ranks": [f"{side.ranks[role]} x {role}" for side, role, _ in told],
-        "iteration": [duration(side.iteration_s) for side, _, _ in told],
-        **{head: [percent(spent[part]) for _, _, spent in told] for part, head in _HEADS.items()},
-        "messages": [number(side.messages, "{:,.0f}") for side, _, _ in told],
-        "kB": [number(side.num_bytes / 1000, "{:,.0f}") for side, _, _ in told],
+        "topology": [side.study.topology for side, _, _ in lines],
+        "W": [str(side.row.world_size) for side, _, _ in lines],
+        "ranks": [f"{side.ranks[role]} x {role}" for side, role, _ in lines],
+        "iteration": [duration(side.iteration_s) for side, _, _ in lines],
+        **{head: [percent(spent[part]) for _, _, spent in lines] for part, head in _HEADS.items()},
+        "messages": [number(side.messages, "{:,.0f}") for side, _, _ in lines],
+        "kB": [number(side.num_bytes / 1000, "{:,.0f}") for side, _, _ in lines],
     }
-    for i, (_, _, spent) in enumerate(told):
+    for i, (_, _, spent) in enumerate(lines):
         if waits := [f"{part} {percent(x)}" for part, x in spent.items() if part not in PARTS and x >= 0.005]:
             columns["waiting"][i] += f" [{', '.join(waits)}]"
     for head, name in (("lag", "lag"), ("rows a forward", "inference_batch")):
-        values = [getattr(side, name) for side, _, _ in told]
+        values = [getattr(side, name) for side, _, _ in lines]
         if not all(map(math.isnan, values)):
             columns[head] = [number(value, "{:.3g}") for value in values]
     return shown(columns)

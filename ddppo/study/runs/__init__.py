@@ -1,1 +1,1 @@
-"""The runs of a folder side by side: what they are, what came of them, how two differ. Imports no trainer."""
+"""`python -m ddppo.runs`: a table of runs, and comparisons. Read command, records, table, comparison, plot."""

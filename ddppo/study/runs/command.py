@@ -1,4 +1,4 @@
-"""What `python -m ddppo.runs` says: runs as a table, by settings that they have, and how some of them differ."""
+"""`python -m ddppo.runs`: which runs are in a folder, and how do some of them differ?"""
 
 import json
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from ddppo.config.fields import setting
 from ddppo.config.settings import SECTIONS, Config
 from ddppo.errors import ConfigError, RunFolderError, near
 from ddppo.files import jsonable
-from ddppo.study.runs.comparison import compared, in_words
+from ddppo.study.runs.comparison import as_text, compared
 from ddppo.study.runs.records import RunRow, read_records
 from ddppo.study.runs.table import RunFilter, TableOptions, as_json, columns, lines
 
@@ -19,7 +19,7 @@ _PLOTS = (".svg", ".html")
 @dataclass(slots=True)
 class CompareOptions:
     run: str = setting("", "a run folder; also as the first word")
-    others: list[str] = setting(meaning="those that it is compared with", factory=list)
+    others: list[str] = setting(meaning="the runs that it is compared with", factory=list)
     metric: str | None = setting(
         None, "the curve, e.g. train/entropy; evaluations if all have several, else rollout/return_mean"
     )
@@ -29,7 +29,7 @@ class CompareOptions:
 
 
 def filters_of(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Return the settings that runs are to have, and what is left, which are options of the door."""
+    """Split a command line into settings that a listed run must have, and options of the command."""
     settings = {item.name for item in fields(Config)} - {item.name for item in fields(TableOptions)}
     filters, others = {}, []
     for argument in arguments:
@@ -44,25 +44,25 @@ def filters_of(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def compare(options: CompareOptions, width: int | None = None) -> str:
-    """Return what to print of how runs differ, having written the plot. Raises ConfigError, StorageError."""
+    """Compare runs, write the plot, and return the text to print. Raises ConfigError, StorageError."""
     if options.plot is not None and Path(options.plot).suffix not in _PLOTS:
         raise ConfigError(f"plot={options.plot}: a file that ends in {' or '.join(_PLOTS)}")
     found = compared([options.run, *options.others] if options.run else options.others, options.metric)
-    said = in_words(found, width)
+    text = as_text(found, width)
     if options.plot is not None:
-        from ddppo.study.runs.plot import write  # Jinja, and all that a page is made of
+        from ddppo.study.runs.plot import write  # imports Jinja, which takes time
 
         write(found, Path(options.plot))
-        said += f"\n\nplot: {options.plot}"
-    return said
+        text += f"\n\nplot: {options.plot}"
+    return text
 
 
 def listed(options: TableOptions, filters: dict[str, str], width: int | None = None) -> str:
-    """Return what to print of the runs of a folder. Raises ConfigError."""
+    """Return the table of the runs in a folder, as text or JSON lines. Raises ConfigError."""
     folder, wanted = Path(options.folder), RunFilter(options, filters)
     if not folder.is_dir():
         if options.folder == TableOptions().folder:
-            return f"no runs yet: there is no folder {options.folder}; name the one that they are in"
+            return f"no runs yet: there is no folder {options.folder}; give the folder of your runs"
         raise RunFolderError(f"folder={options.folder}: is not a folder")
     found = read_records(folder)
     _check_known(found, [*filters, *options.show])
@@ -72,15 +72,15 @@ def listed(options: TableOptions, filters: dict[str, str], width: int | None = N
     if not chosen:
         tasks = ", ".join(sorted({record.task for record in found if record.task}))
         return (
-            f"none of the {len(found)} runs in {folder} is so; their tasks: {tasks}"
+            f"none of the {len(found)} runs in {folder} matches; their tasks: {tasks}"
             if found
             else (f"no runs in {folder}")
         )
-    said = [*lines(columns(chosen, options.show), width)]
+    text = [*lines(columns(chosen, options.show), width)]
     if len(chosen) > 1:
-        said += ["", f"{len(chosen)} of {len(found)} runs in {folder}: {_counts(chosen)}"]
-    said += [f"{record.name} is damaged: {record.why}" for record in chosen if record.why]
-    return "\n".join(said)
+        text += ["", f"{len(chosen)} of {len(found)} runs in {folder}: {_counts(chosen)}"]
+    text += [f"{record.name} is damaged: {record.why}" for record in chosen if record.why]
+    return "\n".join(text)
 
 
 def _counts(records: Sequence[RunRow]) -> str:
@@ -89,7 +89,7 @@ def _counts(records: Sequence[RunRow]) -> str:
 
 
 def _check_known(records: Sequence[RunRow], names: Sequence[str]) -> None:
-    """Refuse settings that no run has."""
+    """Raise ConfigError for a setting that no run has."""
     known = {name for record in records for name in record.settings or ()}
     for name in names:
         if records and name not in known:

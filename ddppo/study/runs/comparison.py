@@ -1,4 +1,4 @@
-"""How runs differ: in settings, in what came of them, and in their curves."""
+"""How do runs differ? In settings, results, curves, and mean metrics: one table for each."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,50 +13,50 @@ from ddppo.study.columns import duration
 from ddppo.study.runs.records import NOTHING, Curve, RunRow, is_run, read_curves, read_record
 from ddppo.study.runs.table import number, setting_of
 
-_MOST = 8  # runs; colours, and columns that fit
-_OF_NO_INTEREST = ("resume", "sweep")  # where runs lie, not what they are
+_MAX_RUNS = 8  # colours, and columns that fit
+_IGNORED = ("resume", "sweep")  # settings with the place of a run only
 _PARTS = (0.1, 0.25, 0.5, 0.75, 1.0)  # of the steps that all runs have done
-_LAST = 0.25  # of a run's iterations: their means are compared
-_DIFFERENT = 0.05  # relative, between such means
+_LAST = 0.25  # part of a run's iterations with means that are compared
+_DIFFERENT = 0.05  # relative difference between such means that is worth a row
 
 
 class Compared(NamedTuple):
-    """One of the runs, by its letter."""
+    """One of the runs."""
 
-    letter: str
+    letter: str  # its name in the tables
     record: RunRow
-    curves: Mapping[str, Curve]
-    unread: int
+    curves: Mapping[str, Curve]  # by metric
+    unread: int  # damaged lines of metrics.jsonl
 
 
 class Table(NamedTuple):
-    """What a comparison says of one subject: rows of a name and a cell per run."""
+    """One table of a comparison."""
 
     title: str
-    rows: list[list[str]]
-    notes: Sequence[str] = ()
+    rows: list[list[str]]  # a name, and a cell for each run
+    notes: Sequence[str] = ()  # sentences below
 
 
 class Comparison(NamedTuple):
-    """Runs, the metric that is compared, and the tables."""
+    """A comparison of runs."""
 
     runs: list[Compared]
-    metric: str
+    metric: str  # of the curves
     tables: list[Table]
 
 
-def in_words(found: Comparison, width: int | None = None) -> str:
-    """Return the tables of a comparison as text for a terminal."""
-    said = [f"{run.letter}  {run.record.path}" for run in found.runs]
+def as_text(found: Comparison, width: int | None = None) -> str:
+    """Return the tables of a comparison for the terminal."""
+    lines = [f"{run.letter}  {run.record.path}" for run in found.runs]
     for table in found.tables:
-        said += ["", *_lines(table, [run.letter for run in found.runs], width)]
-    return "\n".join(said)
+        lines += ["", *_lines(table, [run.letter for run in found.runs], width)]
+    return "\n".join(lines)
 
 
 def compared(paths: Sequence[str], metric: str | None = None) -> Comparison:
-    """Read runs and compare them. Raises ConfigError for fewer than two, or a folder or metric that is none."""
-    if not 2 <= len(paths) <= _MOST:
-        raise ConfigError(f"compare takes 2 to {_MOST} run folders, and {len(paths)} are given")
+    """Read and compare runs. Raises ConfigError for fewer than two, a folder without a run, or an unknown metric."""
+    if not 2 <= len(paths) <= _MAX_RUNS:
+        raise ConfigError(f"compare takes 2 to {_MAX_RUNS} run folders, and {len(paths)} are given")
     runs = []
     for letter, path in zip(ascii_uppercase, paths, strict=False):
         record = read_record(Path(path)) if is_run(Path(path)) else None
@@ -71,21 +71,22 @@ def compared(paths: Sequence[str], metric: str | None = None) -> Comparison:
 
 
 def _metric(runs: Sequence[Compared], wanted: str | None) -> str:
+    """Return the metric of the curves: the wanted one, or evaluations if all runs have several, or training returns."""
     if wanted is None:
         several = all(len(run.curves.get("eval/return_mean", NOTHING)) > 1 for run in runs)
         return "eval/return_mean" if several else "rollout/return_mean"
     known = sorted({name for run in runs for name in run.curves})
     if wanted not in known:
         raise ConfigError(
-            f"metric={wanted}: none of the runs has told it{near(wanted, known)}; docs/metrics.md lists all"
+            f"metric={wanted}: none of the runs has it{near(wanted, known)}; docs/metrics.md lists all metrics"
         )
     return wanted
 
 
 def _settings(runs: Sequence[Compared]) -> Table:
-    """Return the settings that are not the same in all runs; a dash where one has no such setting."""
+    """Return the settings that differ between runs; a dash for a run without the setting."""
     names = list(dict.fromkeys(name for run in runs for name in run.record.settings or {}))
-    names = [name for name in names if name not in _OF_NO_INTEREST]
+    names = [name for name in names if name not in _IGNORED]
     rows = []
     for name in names:
         cells = [setting_of(run.record, name) for run in runs]
@@ -96,6 +97,7 @@ def _settings(runs: Sequence[Compared]) -> Table:
 
 
 def _outcomes(runs: Sequence[Compared]) -> Table:
+    """Return status, results and origin of each run."""
     records = [run.record for run in runs]
     rows = [
         ["status", *(r.status for r in records)],
@@ -112,17 +114,18 @@ def _outcomes(runs: Sequence[Compared]) -> Table:
 
 
 def _along(runs: Sequence[Compared], metric: str) -> Table:
-    """Return a curve at parts of the steps that all runs have done, and when a level was reached that all reach."""
+    """Return values of the curve at parts of the steps that all runs have done, and the time to a common level."""
     curves = [run.curves.get(metric, NOTHING) for run in runs]
     title = f"Curve of {metric}"
     if not all(map(len, curves)):
         without = ", ".join(run.letter for run, curve in zip(runs, curves, strict=True) if not len(curve))
-        return Table(title, [], (f"{without} has not told it.",))
+        return Table(title, [], (f"{without} has no such metric.",))
     end = min(curve.env_steps[-1] for curve in curves)
     rows = [
         [f"at {whole:,} steps", *(number(curve.at(whole), ".4g") for curve in curves)]
         for whole in dict.fromkeys(round(part * end) for part in _PARTS)
     ]
+    # For returns also the time to the highest level that every run reached.
     notes = [_sameness(curves)]
     if "return" in metric or "success" in metric:
         level = min(float(curve.values.max()) for curve in curves)
@@ -134,7 +137,7 @@ def _along(runs: Sequence[Compared], metric: str) -> Table:
 
 
 def _sameness(curves: Sequence[Curve]) -> str:
-    """Say how far curves are apart where they have points at the same steps."""
+    """Return a sentence on the distance between the curves, at the steps at which all have points."""
     shared = curves[0].env_steps
     for curve in curves[1:]:
         shared = np.intersect1d(shared, curve.env_steps)
@@ -146,13 +149,13 @@ def _sameness(curves: Sequence[Curve]) -> str:
         return f"The curves are the same to the last bit at all {len(shared):,} steps that they share."
     first = int(np.flatnonzero(apart)[0])
     return (
-        f"Of {len(shared):,} points at the same steps the first to differ is at {shared[first]:,.0f} steps; they are "
-        f"at most {apart.max():.3g} apart, {apart.mean():.3g} on average."
+        f"The curves share {len(shared):,} steps. They first differ at {shared[first]:,.0f} steps; they are at most "
+        f"{apart.max():.3g} apart, {apart.mean():.3g} on average."
     )
 
 
 def _means(runs: Sequence[Compared]) -> Table:
-    """Return the metrics with unlike means over the last quarter of the iterations."""
+    """Return the metrics with different means over the last quarter of the iterations."""
     names = dict.fromkeys(
         name for run in runs for name in run.curves if name.startswith(("train/", "time/", "rollout/fps"))
     )
@@ -173,8 +176,8 @@ def _late_mean(curve: Curve) -> float:
 
 
 def _lines(table: Table, letters: Sequence[str], width: int | None) -> list[str]:
-    """Return a table as lines; a cell that is too long for the terminal ends in an ellipsis."""
-    said = [table.title]
+    """Return a table as lines; a cell that is too wide for the terminal ends in an ellipsis."""
+    lines = [table.title]
     if table.rows:
         rows = [["", *letters], *table.rows]
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
@@ -189,5 +192,5 @@ def _lines(table: Table, letters: Sequence[str], width: int | None) -> list[str]
                 cells[0].ljust(widths[0]),
                 *(c.rjust(w) for c, w in zip(cells[1:], widths[1:], strict=True)),
             ]
-            said.append(f"  {'  '.join(padded)}".rstrip())
-    return [*said, *(f"  {note}" for note in table.notes)]
+            lines.append(f"  {'  '.join(padded)}".rstrip())
+    return [*lines, *(f"  {note}" for note in table.notes)]

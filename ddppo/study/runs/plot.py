@@ -1,4 +1,4 @@
-"""The curves of compared runs as a picture, or as a page with the tables: one file, no script, nothing to fetch."""
+"""How do the curves of compared runs look? An SVG, or an HTML page with the tables: one file without scripts."""
 
 from pathlib import Path
 
@@ -11,7 +11,8 @@ from ddppo.study.page.tables import Shown
 from ddppo.study.runs.comparison import Comparison
 from ddppo.study.runs.records import NOTHING
 
-_COLOURS = ("blue", "orange", "green", "red", "purple", "sky", "grey", "ink")  # of runs in turn
+_COLOURS = ("blue", "orange", "green", "red", "purple", "sky", "grey", "ink")  # of each run
+# Metrics with a chart of their own on the page.
 _FURTHER = {
     "rollout/return_mean": "training return",
     "train/entropy": "entropy (nats)",
@@ -21,11 +22,11 @@ _FURTHER = {
     "train/explained_variance": "explained variance",
     "rollout/fps": "steps/s",
 }
-_MOST_POINTS = 400  # of a line; more cannot be seen
+_MAX_POINTS = 400  # of a line; more cannot be seen
 
 
 def write(found: Comparison, path: Path) -> None:
-    """Write an SVG with the curve that was compared, or a page. Raises StorageError."""
+    """Write the compared curve as SVG, or all charts and tables as a page. Raises StorageError."""
     if path.suffix == ".svg":
         write_text(path, chart(found, found.metric, "env_steps").svg(standalone=True))
         return
@@ -46,7 +47,7 @@ def write(found: Comparison, path: Path) -> None:
 
 
 def chart(found: Comparison, metric: str, against: str) -> Chart:
-    """Return a line for every run that has the metric, against env_steps or wall_s."""
+    """Return the chart of a metric over "env_steps" or "wall_s", with a line for every run that has it."""
     steps = against == "env_steps"
     drawn = Chart(
         f"{metric.replace('/', '_')}_{against}",
@@ -58,7 +59,7 @@ def chart(found: Comparison, metric: str, against: str) -> Chart:
         curve = run.curves.get(metric, NOTHING)
         if not len(curve):
             continue
-        kept = np.unique(np.linspace(0, len(curve) - 1, min(len(curve), _MOST_POINTS)).round().astype(int))
+        kept = np.unique(np.linspace(0, len(curve) - 1, min(len(curve), _MAX_POINTS)).round().astype(int))
         xs, ys = getattr(curve, against)[kept].tolist(), curve.values[kept].tolist()
         drawn.line(xs, ys, colour, run.letter)
         if len(xs) < 30:

@@ -1,7 +1,7 @@
-"""What each run folder below a folder says of its run, complete or not, as one line of a table and as curves.
+"""What does a run folder say about its run, complete or not? One row of a table, and curves.
 
-Whatever lies there is read: runs under way or cut off have no summary.json, a kill may have cut the last line of
-metrics.jsonl, and folders of others are passed over.
+Every folder is read: a run that is under way, or was killed, has no summary.json, and the last line of its
+metrics.jsonl may be cut short. Folders that are no runs are skipped.
 """
 
 import json
@@ -22,32 +22,32 @@ import yaml
 from ddppo.config.stored import without_others
 from ddppo.study.read.fields import FieldError, Fields, flat, one_line, parsed
 
-_RANK_0 = b'"rank": 0,'  # as JsonlWriter writes it: the other lines need no parser
+_RANK_0 = b'"rank": 0,'  # as JsonlWriter writes it; lines of other ranks are not parsed
 STATUSES = ("completed", "stopped", "failed", "running", "unfinished", "damaged")
-_TAIL = 1 << 18  # bytes at the end of metrics.jsonl in which a run's last iterations are looked for
-_EVALUATED = "eval/return_mean"  # in a line of an iteration that was followed by an evaluation
-_FRESH_S = 60.0  # since the last line of a run that goes on on another machine
+_TAIL = 1 << 18  # bytes at the end of metrics.jsonl that are searched for the last iterations
+_EVALUATED = "eval/return_mean"  # in the line of an iteration with an evaluation
+_FRESH_S = 60.0  # a metrics.jsonl younger than this belongs to a run under way, perhaps on another machine
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One metric `[points]` where it was told: env_steps (sum over ranks), wall_s (seconds of training), values."""
+    """One metric of a run, at the iterations that have it."""
 
-    env_steps: np.ndarray
-    wall_s: np.ndarray
-    values: np.ndarray
+    env_steps: np.ndarray  # [points], of all ranks
+    wall_s: np.ndarray  # [points], seconds of training
+    values: np.ndarray  # [points]
 
     def __len__(self) -> int:
         return len(self.values)
 
     def at(self, env_steps: float) -> float:
-        """Return the last value told at or before so many steps; NaN before the first."""
+        """Return the last value at or before `env_steps`; NaN before the first."""
         last = int(np.searchsorted(self.env_steps, env_steps, side="right")) - 1
         return float(self.values[last]) if last >= 0 else math.nan
 
     def reached(self, level: float) -> tuple[float, float]:
-        """Return env_steps and wall_s of the first value at or above `level`; NaN where there is none."""
+        """Return env_steps and wall_s of the first value at or above `level`; NaN if there is none."""
         there = np.flatnonzero(self.values >= level)
         if not len(there):
             return math.nan, math.nan
@@ -65,9 +65,9 @@ class _Columns:
 
 
 def read_curves(path: Path) -> tuple[dict[str, Curve], int]:
-    """Return the curves of a metrics.jsonl by metric, and how many of its lines could not be read.
+    """Return the curves of a metrics.jsonl, by metric, and the number of lines that could not be read.
 
-    Of per-rank metrics those of rank 0. Steps never go back: what a damaged file has twice counts once.
+    Per-rank metrics are those of rank 0. A line with no more steps than the line before is damaged and does not count.
     """
     found: dict[str, _Columns] = {}
     unread, last = 0, -math.inf
@@ -83,7 +83,7 @@ def read_curves(path: Path) -> tuple[dict[str, Curve], int]:
                 line = json.loads(text)
                 steps, wall_s = float(line["env_steps"]), float(line["wall_s"])
             except (ValueError, KeyError, TypeError, RecursionError):
-                unread += text.endswith(b"\n")  # else it is being written
+                unread += text.endswith(b"\n")  # a line without an end is being written
                 continue
             if not steps > last:
                 unread += 1
@@ -102,34 +102,30 @@ def read_curves(path: Path) -> tuple[dict[str, Curve], int]:
     return curves, unread
 
 
-# -- a line for each run ---------------------------------------------------------------------------------------------
+# -- One row for each run.
 
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """One run. Numbers that are not known are NaN, texts empty; settings are flat ("ppo.gamma").
-
-    final_return: of the final evaluation, else of the last one, else of the last training episodes. best_return: of
-    the best evaluation. when: of the last start. why: what is wrong with a damaged one.
-    """
+    """One run. Unknown numbers are NaN, unknown texts ""."""
 
     path: Path
-    name: str
-    status: str
+    name: str  # relative to the listed folder
+    status: str  # one of STATUSES
     task: str = ""
     world_size: float = math.nan
     topology: str = ""
     seed: float = math.nan
     env_steps: float = math.nan
     total_steps: float = math.nan
-    final_return: float = math.nan
-    best_return: float = math.nan
+    final_return: float = math.nan  # of the final evaluation, or the last one, or the last training episodes
+    best_return: float = math.nan  # of the best evaluation
     fps: float = math.nan
     wall_s: float = math.nan
-    when: datetime | None = None
+    when: datetime | None = None  # of the last start
     commit: str = ""
-    settings: Mapping[str, Any] | None = None
-    why: str = ""
+    settings: Mapping[str, Any] | None = None  # under dotted names ("ppo.gamma")
+    why: str = ""  # a damaged run is damaged
 
 
 def read_records(folder: Path) -> list[RunRow]:
@@ -144,12 +140,12 @@ def read_records(folder: Path) -> list[RunRow]:
 
 
 def read_record(folder: Path) -> RunRow | None:
-    """Return the run of one run folder; None where it is none."""
+    """Return the run in a folder; None if the folder is no run's."""
     return _read(folder, folder, _locks())
 
 
 def is_run(folder: Path) -> bool:
-    """Return whether a folder has files of a run, whole or not."""
+    """Return whether a folder has files of a run, be they complete or not."""
     return any((folder / name).is_file() for name in ("config.yaml", "summary.json", "metrics.jsonl"))
 
 
@@ -159,13 +155,13 @@ def _read(path: Path, below: Path, locks: frozenset[int]) -> RunRow | None:
         if (path / "summary.json").is_file():
             summary = parsed((path / "summary.json").read_text(encoding="utf-8"))
             if "schema_version" not in summary.values or "kind" in summary.values:
-                return None  # somebody else's, or a report's: its `kind` tells it from a run's
+                return None  # not a run's: another program's, or a report's, which has a `kind`
             return _of_summary(path, name, summary)
         config = _config(path)
         return None if config is None else _of_metrics(path, name, config, locks)
     except (OSError, ValueError, FieldError) as e:
-        said = e.strerror if isinstance(e, OSError) and e.strerror else e
-        return RunRow(path, name, "damaged", why=one_line(said), when=_written(path))
+        reason = e.strerror if isinstance(e, OSError) and e.strerror else e
+        return RunRow(path, name, "damaged", why=one_line(reason), when=_written(path))
 
 
 def _of_summary(path: Path, name: str, summary: Fields) -> RunRow:
@@ -224,7 +220,7 @@ def _of_config(config: Fields) -> dict[str, Any]:
 
 
 def _config(path: Path) -> Fields | None:
-    """Return config.yaml; None where it is not a run's. Raises OSError, ValueError for one that is cut off."""
+    """Return config.yaml; None if it is not a run's. Raises OSError, or ValueError if it is cut off."""
     try:
         loaded = yaml.load((path / "config.yaml").read_text(encoding="utf-8"), Loader=_LOADER)
     except yaml.YAMLError as e:
@@ -237,7 +233,7 @@ def _config(path: Path) -> Fields | None:
 
 
 def _tail(path: Path) -> list[dict[str, Any]]:
-    """Return the last whole lines of rank 0, as far as they are in the last _TAIL bytes and not damaged."""
+    """Return the lines of rank 0 in the last _TAIL bytes of metrics.jsonl, without damaged ones."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -245,7 +241,7 @@ def _tail(path: Path) -> list[dict[str, Any]]:
             text = file.read()
     except OSError:
         return []
-    pieces = text.split(b"\n")[:-1]  # what follows the last newline is a line being written
+    pieces = text.split(b"\n")[:-1]  # after the last newline is a line that is being written
     lines = []
     for piece in pieces[1:] if size > _TAIL else pieces:
         with suppress(ValueError, RecursionError):
@@ -256,7 +252,7 @@ def _tail(path: Path) -> list[dict[str, Any]]:
 
 
 def _evaluations(path: Path) -> list[float]:
-    """Return the mean return of every evaluation that metrics.jsonl has; few of its lines are parsed for it."""
+    """Return the mean return of every evaluation in metrics.jsonl; only lines with an evaluation are parsed."""
     wanted, found = f'"{_EVALUATED}"'.encode(), []
     with suppress(OSError), path.open("rb") as file:
         for text in file:
@@ -269,7 +265,7 @@ def _evaluations(path: Path) -> list[float]:
 
 
 def _last_return(scores: list[float], lines: list[dict[str, Any]]) -> float:
-    """Return the last of the evaluations' scores; where there are none, the last training return of the lines."""
+    """Return the score of the last evaluation or, without one, the last training return in the lines."""
     if scores:
         return scores[-1]
     values = (line.get("rollout/return_mean") for line in reversed(lines))
@@ -277,6 +273,7 @@ def _last_return(scores: list[float], lines: list[dict[str, Any]]) -> float:
 
 
 def _is_under_way(path: Path, locks: frozenset[int]) -> bool:
+    """Return whether a process of this machine has locked the folder, or metrics.jsonl was written lately."""
     with suppress(OSError):
         if (path / ".lock").stat().st_ino in locks:
             return True
@@ -286,10 +283,10 @@ def _is_under_way(path: Path, locks: frozenset[int]) -> bool:
 
 
 def _locks() -> frozenset[int]:
-    """Return the inodes of files that processes of this machine have locked; trying to lock one could refuse a run."""
+    """Return the inodes of all locked files on this machine. Trying to lock one could stop a run that begins."""
     with suppress(OSError, ValueError, IndexError):
         lines = (line.split() for line in Path("/proc/locks").read_text().splitlines())
-        # "1: FLOCK ADVISORY WRITE <pid> <device>:<inode> 0 EOF"; a second word "->" is a process that still waits.
+        # "1: FLOCK ADVISORY WRITE <pid> <device>:<inode> 0 EOF"; with "->" as its second word a process still waits.
         return frozenset(int(words[5].split(":")[2]) for words in lines if words[1] == "FLOCK")
     return frozenset()
 
@@ -309,6 +306,6 @@ def _time(text: str) -> datetime | None:
 
 
 def _name(path: Path) -> str:
-    """Return a path in printable characters, for any bytes that the file system holds."""
+    """Return a path as printable text: file systems allow any bytes in a name."""
     text = os.fsencode(path).decode("utf-8", "backslashreplace")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,4 +1,4 @@
-"""The table of runs: which of them, in what order, in columns that fit the terminal."""
+"""Which runs does the table show, in which order and columns? Filter, sort, and fit to the terminal."""
 
 import fnmatch
 import math
@@ -16,18 +16,11 @@ from ddppo.study.columns import duration
 from ddppo.study.runs.records import STATUSES, RunRow
 
 _UNITS = {"d": "days", "h": "hours", "m": "minutes", "w": "weeks"}
-_SOONEST_LEFT_OUT = (
-    "best",
-    "topology",
-    "time",
-    "seed",
-    "when",
-    "FPS",
-    "steps",
-)  # where the terminal is narrow
-_LEAST_NAME = 12
-_TO_THE_LEFT = ("run", "task", "topology", "status", "when")
-# What a table is sorted by: its value, and whether the largest comes first.
+# Columns that a narrow terminal leaves out, the least important first.
+_LEFT_OUT_FIRST = ("best", "topology", "time", "seed", "when", "FPS", "steps")
+_LEAST_NAME = 12  # characters of a run's name
+_LEFT_ALIGNED = ("run", "task", "topology", "status", "when")
+# Column to sort by -> its value, and whether the largest comes first.
 _ORDERS: dict[str, tuple[Callable[[RunRow], Any], bool]] = {
     "when": (lambda r: math.nan if r.when is None else r.when.timestamp(), True),
     "run": (lambda r: r.name, False),
@@ -45,9 +38,9 @@ _ORDERS: dict[str, tuple[Callable[[RunRow], Any], bool]] = {
 
 @dataclass(slots=True)
 class TableOptions:
-    folder: str = setting("outputs", "folder whose runs are listed, at any depth; also as the first word")
+    folder: str = setting("outputs", "folder of the runs to list, at any depth; also as the first word")
     env: str | None = setting(
-        None, "only tasks whose id contains this, or matches this pattern: cartpole, 'Cart*'"
+        None, "only tasks with this in their id, or matching this pattern: cartpole, 'Cart*'"
     )
     status: str | None = setting(
         None, f"only runs with this status, or with one of several: {', '.join(STATUSES)}"
@@ -71,13 +64,13 @@ class TableOptions:
 
 @dataclass(frozen=True, slots=True)
 class RunFilter:
-    """What a run must be to stand in the table. settings: flat names and the values asked for, as text."""
+    """Chooses the runs of the table."""
 
     options: TableOptions
-    settings: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, str] = field(default_factory=dict)  # dotted name -> wanted value, as text
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for what no run can be."""
+        """Raises ConfigError for a status, W or time that does not exist."""
         for status in self._statuses:
             if status not in STATUSES:
                 raise ConfigError(
@@ -102,12 +95,9 @@ class RunFilter:
             raise ConfigError(f"since={text}: a day, e.g. since=2026-01-31, or a time, e.g. 12h or 3d") from e
 
     def chosen(self, records: Iterable[RunRow]) -> list[RunRow]:
-        """Return those that are wanted, in the order asked for; what is not known comes last."""
-        options, sizes, since = (
-            self.options,
-            whole_numbers("world_size", self.options.world_size),
-            self._since(),
-        )
+        """Return the wanted runs in the wanted order; runs without the value to sort by come last."""
+        options, since = self.options, self._since()
+        sizes = whole_numbers("world_size", options.world_size)
         found = [
             record
             for record in records
@@ -132,7 +122,7 @@ def _is_like(task: str, wanted: str) -> bool:
 
 
 def _is_set(record: RunRow, name: str, value: str) -> bool:
-    """Return whether a run has a setting of this value: 1e-3 is .001, and true is no 1."""
+    """Return whether a run has this value of a setting: 1e-3 equals .001, but true does not equal 1."""
     settings = record.settings or {}
     if name not in settings:
         return False
@@ -160,11 +150,11 @@ def _is_unknown(value: Any) -> bool:
     return value == "" or (isinstance(value, float) and math.isnan(value))
 
 
-# -- shown -----------------------------------------------------------------------------------------------------------
+# -- Cells and columns.
 
 
 def shown(value: Any) -> str:
-    """Return a setting as it is typed."""
+    """Return the value of a setting as it is typed on a command line."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, (list, tuple)):
@@ -173,7 +163,7 @@ def shown(value: Any) -> str:
 
 
 def setting_of(record: RunRow, name: str) -> str:
-    """Return a run's setting as it is typed; a dash where it has no such setting."""
+    """Return a run's setting as it is typed; a dash if the run has no such setting."""
     settings = record.settings or {}
     return shown(settings[name]) if name in settings else "–"
 
@@ -183,7 +173,7 @@ def number(value: float, form: str = ",.0f") -> str:
 
 
 def as_json(record: RunRow) -> dict[str, Any]:
-    """Return a record in JSON's types, with its settings."""
+    """Return a run for JSON, with its settings."""
     return {
         "run": str(record.path),
         "task": record.task,
@@ -204,7 +194,7 @@ def as_json(record: RunRow) -> dict[str, Any]:
 
 
 def columns(records: Sequence[RunRow], show: Sequence[str] = ()) -> dict[str, list[str]]:
-    """Return the cells of the table by column; columns in which all are alike and as usual are left out."""
+    """Return the cells of the table by column; the topology is left out if all runs use ddp."""
     cells = {
         "run": [record.name for record in records],
         "task": [record.task or "–" for record in records],
@@ -234,9 +224,9 @@ def _steps(record: RunRow) -> str:
 
 
 def lines(cells: dict[str, list[str]], width: int | None) -> list[str]:
-    """Return the table in lines of at most `width` characters: columns are left out, then names cut at the front."""
+    """Return the table in lines of at most `width` characters: columns are left out, then names are cut in front."""
     cells = dict(cells)
-    for name in _SOONEST_LEFT_OUT:
+    for name in _LEFT_OUT_FIRST:
         if width is None or _wide(cells) <= width:
             break
         cells.pop(name, None)
@@ -248,7 +238,7 @@ def lines(cells: dict[str, list[str]], width: int | None) -> list[str]:
     rows = [list(cells), *zip(*cells.values(), strict=True)]
     padded = (
         [
-            text.ljust(widths[name]) if name in _TO_THE_LEFT else text.rjust(widths[name])
+            text.ljust(widths[name]) if name in _LEFT_ALIGNED else text.rjust(widths[name])
             for name, text in zip(cells, row, strict=True)
         ]
         for row in rows
