@@ -14,7 +14,7 @@ from ddppo.scaling import BatchShape
 
 @dataclass(slots=True)
 class MultiLearnerSettings(DistSettings):
-    topology: str = setting("multi_learner", "this topology's")
+    topology: str = setting("multi_learner", "the name of this topology")
     num_learners: int | None = setting(
         None,
         "data-parallel learners L, each with W / L - 1 actors. null: the most "
@@ -25,7 +25,7 @@ class MultiLearnerSettings(DistSettings):
 
 @dataclass(slots=True)
 class EnvWorkersSettings(DistSettings):
-    topology: str = setting("env_workers", "this topology's")
+    topology: str = setting("env_workers", "the name of this topology")
     env_shares: list[int] = setting(
         meaning="environments of rank 1, 2, ..., env.num_envs in all; []: equal shares; [0]: nearly equal shares, one "
         "more for the first ranks",
@@ -35,7 +35,7 @@ class EnvWorkersSettings(DistSettings):
 
 @dataclass(slots=True)
 class CentralInferenceSettings(DistSettings):
-    topology: str = setting("central_inference", "this topology's")
+    topology: str = setting("central_inference", "the name of this topology")
     observers: int | None = setting(
         None,
         "processes that step an agent's environments, each an equal number; null: env.num_workers",
@@ -68,7 +68,7 @@ class CentralInferenceSettings(DistSettings):
 
 @dataclass(slots=True)
 class AsyncActorsSettings(DistSettings):
-    topology: str = setting("async_actors", "this topology's")
+    topology: str = setting("async_actors", "the name of this topology")
     max_lag: int | None = setting(
         None,
         "largest number of updates between the parameters that acted and the parameters that learn; older "
@@ -85,7 +85,7 @@ class AsyncActorsSettings(DistSettings):
 
 @dataclass(slots=True)
 class PreemptSettings(DistSettings):
-    topology: str = setting("ddp_preempt", "this topology's")
+    topology: str = setting("ddp_preempt", "the name of this topology")
     preempt_rule: str = setting(
         "fraction",
         "how many ranks must finish before the others end their rollouts early: fraction (sync_frac of them), "
