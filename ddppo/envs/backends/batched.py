@@ -187,7 +187,7 @@ class BatchedEnvs:
         dynamics[:] = np.reshape([env["dynamics"] for env in envs], dynamics.shape)
         self._dynamics.remember([env["remembered"] for env in envs])
         self._obs[:] = [env["obs"] for env in envs]
-        # Environments from several batches may have made different numbers of steps: keep the steps left until the limit.
+        # Environments of several batches may have done different numbers of steps: keep the steps left of each.
         self._num_steps = max(env["num_steps"] for env in envs)
         self._last_steps[:] = np.array([env["steps_left"] for env in envs], np.int64) + self._num_steps
         generators = []
