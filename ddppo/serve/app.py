@@ -168,7 +168,7 @@ class Server:
         return _json(status, content, headers)
 
     async def session(self, socket: WebSocket) -> None:
-        """Lend a client a slot until its session ends, for whatever reason."""
+        """Lend a client a slot until its session ends, for any reason."""
         # 1. Token and origin, then a slot. Without a slot there is no handshake.
         answer = self.refusal(socket)
         slot = None

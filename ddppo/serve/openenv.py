@@ -34,7 +34,7 @@ class OpenEnv:
         self._num_steps = 0
 
     def request(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Return the request of protocol ddppo/1, whose op may also be state or close. Raises BadMessage."""
+        """Return the request of protocol ddppo/1; its op may also be state or close. Raises BadMessage."""
         kind, given = message["type"], message.get("data", {})
         if not isinstance(kind, str) or kind not in _TYPES:
             raise BadMessage("UNKNOWN_TYPE", f"type must be one of {', '.join(_TYPES)}")

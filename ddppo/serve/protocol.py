@@ -184,7 +184,7 @@ def plain_spec(spec: EnvSpec) -> dict[str, Any]:
 
 def spec_of(value: Any) -> EnvSpec:
     """Return the spec in a server's answer. Raises BadMessage if it is not valid."""
-    # A server is not trusted: check the type of every value, and catch what a wrong structure raises.
+    # A server is not trusted: check the type of every value, and catch the errors of a wrong structure.
     try:
         obs, action = value["obs"], value["action"]
         is_one = isinstance(obs.get("dtype"), str)

@@ -22,7 +22,7 @@ from ddppo.spaces import EnvSpec
 
 log = logging.getLogger(__name__)
 
-_UNTAKEN_MS = 20_000  # the kernel drops a connection whose client acknowledges no data for so long
+_UNTAKEN_MS = 20_000  # the kernel drops a connection if its client acknowledges no data for so long
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ class CyborgEnv(gym.Env):
         self,
         red: str = "b_line",
         episode_steps: int = 100,
-        true_state_every: int = 10,  # steps after which `compromised` is read again; repairs always read it anew
+        true_state_every: int = 10,  # steps after which `compromised` is read again; repairs always read it
         order: str | Sequence[int] | None = None,
         compliance: str = "state",
         alignment_weight: float = 30.0,
@@ -68,6 +68,7 @@ class CyborgEnv(gym.Env):
             raise ConfigError(
                 f"true_state_every={true_state_every} must be a whole number of steps, at least 1"
             )
+        # Spaces: those of CageEnv, with the code of the order if there is one.
         self.observation_space: gym.Space = Box(0.0, 1.0, (OBS_SIZE,), np.float32)
         self.orders = orders_of(1, order, compliance, alignment_weight)
         if self.orders is not None:
@@ -78,6 +79,7 @@ class CyborgEnv(gym.Env):
         self.action_space = Discrete(len(ACTIONS))
         self._episode_steps = episode_steps
         self._num_steps = 0
+        # The game. Making it draws random numbers, too.
         self._generators = _seeded(0)
         with self._own_generators():
             self.game = _make_game(red)
@@ -105,6 +107,7 @@ class CyborgEnv(gym.Env):
         return self._observed(obs), {}
 
     def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        # Repairs are judged by the state before the step.
         alignment = np.zeros(1)
         if self.orders is not None:
             alignment = self.orders.judge(np.array([action]), self._found(action)[None])
@@ -180,6 +183,7 @@ class TrueState:
 
 def _make_game(red: str) -> Any:
     """Make the game as the challenge evaluates it. Raises ConfigError if CybORG is missing or another version."""
+    # Other packages are called cyborg, too, and other challenges have a CybORG: check that this one has all parts.
     try:
         cyborg = importlib.import_module("CybORG").CybORG
         module, _, name = _RED[red].partition(":")

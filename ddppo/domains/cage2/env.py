@@ -50,6 +50,7 @@ class CageEnv(gym.Env):
         self.games = Games(1, red, green, faithful_ot_quirk)
         self.observation_space: gym.Space = Box(0.0, 1.0, (OBS_SIZE,), np.float32)
         self.orders = orders_of(1, order, compliance, alignment_weight)
+        # With an order, its code is the "context" that a model such as model=order_conditioned reads.
         if self.orders is not None:
             self.journal = JOURNAL
             codes: gym.Space = Box(0.0, 1.0, (CODE_SIZE,), np.float32)
@@ -128,6 +129,7 @@ class Cage2(Dynamics):
         alignment_weight: float = 30.0,
     ) -> None:
         self.games = Games(num_envs, red, green, faithful_ot_quirk)
+        # The state that the batch saves and restores, as rows of bytes. Changing it changes the games.
         self.state = self.games.state_of.records.view(np.uint8).reshape(num_envs, -1)
         self.generators = []
         self.max_episode_steps: int = episode_steps
@@ -143,6 +145,7 @@ class Cage2(Dynamics):
         return np.concatenate([self.orders.codes[i], self.games.obs[i]])
 
     def step(self, actions: np.ndarray, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        # The code, if there is one, stands in the first columns, and stays from reset to reset.
         rewards = ordered_step(self.games, self.orders, actions, self.max_episode_steps)
         obs[:, -OBS_SIZE:] = self.games.obs
         return rewards, self._never
@@ -168,7 +171,7 @@ class Cage2(Dynamics):
 
 
 def _of_one(state: dict[str, Any], i: int) -> dict[str, Any]:
-    """Return the state of game i from the state of a batch, whose lists have an entry for each game."""
+    """Return the state of game i from the state of a batch, where each list has an entry for each game."""
     return {key: _of_one(each, i) if isinstance(each, dict) else [each[i]] for key, each in state.items()}
 
 

@@ -116,6 +116,7 @@ class CppGames:
     def __init__(
         self, function: Any, records: np.ndarray, obs: np.ndarray, red: str, has_green: bool, has_quirk: bool
     ) -> None:
+        # C++ reads and writes the arrays by their addresses, so they are made once and never replaced.
         self._function = function
         self._rewards = np.zeros(len(records))
         self._actions = np.zeros(len(records), np.int64)
@@ -181,6 +182,7 @@ class Games:
         green: str = "sleep",  # or "active": it scans hosts
         faithful_ot_quirk: bool = False,  # as in CybORG, Impact costs nothing once Op_Server0 was restored
     ) -> None:
+        # Check the settings here, as users give them on the command line.
         for key, value, known in (("red", red, AGENTS), ("green", green, _GREEN_AGENTS)):
             if value not in known:
                 raise ConfigError(
@@ -194,6 +196,7 @@ class Games:
         self._red = red
         self._has_green = green == "active"
         self._has_quirk = faithful_ot_quirk
+        # A view of the observation by host: 4 bits each.
         self._every = np.arange(num_games)
         self._host_obs = self.obs.reshape(num_games, NUM_HOSTS, 4)
         self.reset(self._every, np.zeros(num_games, np.uint64))

@@ -96,7 +96,7 @@ class Compliance:
         return np.where(self.num_repairs == 0, UNKNOWN, rates)
 
     def state(self) -> dict[str, Any]:
-        """Return all that decides what follows, in plain values."""
+        """Return the complete state in plain values."""
         return {
             "weights": self.weights.tolist(),
             "place": self._place.tolist(),
@@ -142,6 +142,7 @@ class Orders:
     def take_options(self, i: int, options: Mapping[str, Any]) -> None:
         """Apply the options of a reset to game i, for this and later episodes. Raises ValueError for no order."""
         if CONTEXT in options:
+            # A code is a permutation matrix: one kind for each place, each kind once.
             rows = as_context(options, CODE_SIZE).reshape(len(KINDS), len(KINDS))
             order = rows.argmax(axis=1)
             if not np.array_equal(rows, np.eye(len(KINDS))[order]) or len(set(order.tolist())) < len(KINDS):
@@ -167,10 +168,12 @@ class Orders:
             alignment: from `judge` `[n]`.
             is_over: whether the episode ends `[n]`.
         """
+        # The end of an episode without a repair costs something.
         (ended,) = is_over.nonzero()
         alignment[ended] += self._compliance.conclude(ended)
         self._returns += rewards
         self._alignment += alignment
+        # Keep the results of finished episodes for the next message.
         for i in ended.tolist():
             self._ended[i].append(
                 {
@@ -192,7 +195,7 @@ class Orders:
         return messages
 
     def state(self) -> dict[str, Any]:
-        """Return all that decides what follows, in plain values."""
+        """Return the complete state in plain values."""
         return {
             "orders": self._orders.tolist(),
             "returns": self._returns.tolist(),

@@ -49,7 +49,7 @@ OP_SERVER, USER0 = HOST["Op_Server0"], HOST["User0"]
 DOWN_TENTHS = 100  # a step while OTService is down
 RESTORE_TENTHS = 10  # a Restore
 GREEN_HOSTS = tuple(HOST[f"User{i}"] for i in range(5)) + tuple(HOST[f"Enterprise{i}"] for i in range(3))
-# The host whose address Red learns when it escalates on a host. (On Op_Server0 it finds OTService.)
+# Host -> the host that Red learns of when it escalates there. (On Op_Server0 it finds OTService.)
 REVEALED = {
     "User1": "Enterprise1",
     "User2": "Enterprise1",
@@ -208,7 +208,7 @@ GAME = np.dtype(
         ("root", np.uint16),  # hosts with a session of root or SYSTEM
         ("files", np.uint16),  # hosts with files that Analyse finds
         # Red's knowledge. Only Meander uses `subnets` to `entered`.
-        ("known", np.uint16),  # hosts whose addresses Red knows
+        ("known", np.uint16),  # hosts with an address that Red knows
         ("subnets", np.uint16),  # known subnets, each as the bit of its first host
         ("swept", np.uint16),  # subnets swept
         ("scanned", np.uint16),  # hosts scanned

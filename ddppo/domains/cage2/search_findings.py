@@ -82,6 +82,7 @@ def by_inheritance(search: Search) -> list[Inherited]:
 
 def learned_from(search: Search) -> list[int]:
     """Return, for each trial that has ended, the episodes its policy has learned from, its ancestors' included."""
+    # Parents come before children, so one pass adds up all ancestors.
     behind: dict[int, int] = {}
     for trial in search.trials:
         inherited = 0 if trial.inherited_from is None else behind[trial.inherited_from]
@@ -129,12 +130,14 @@ def curve(search: Search, values: np.ndarray) -> tuple[list[float], list[float]]
 
     If there are few trials, NaN makes a gap between two of them.
     """
+    # Gaps where trials end, unless there are too many of them.
     every = max(1, math.ceil(len(values) / _BINS))
     ends = (np.flatnonzero(np.diff(search.episodes.trial)) + 1).tolist()
     ends = ends if len(ends) < _GAPS else []
     xs: list[float] = []
     ys: list[float] = []
     for start, end in zip([0, *ends], [*ends, len(values)], strict=True):
+        # The mean of each stretch is drawn at its end; the first point of a trial also at its start.
         for at in range(start, end, every):
             mean = float(values[at : min(at + every, end)].mean())
             xs += [start, min(at + every, end)] if at == start else [min(at + every, end)]
@@ -198,6 +201,7 @@ def _best(search: Search) -> str:
     # 1. The best order tried, among the trials that passed the gate if there are any.
     mean, deviation = search.mean, search.deviation
     ranked, tried = by_mean(search), search.tried
+    # If some passed, a trial that failed its gate is no candidate.
     passed = [trial for trial in search.ended if trial.passed]
     counts = {trial.order_id for trial in passed or search.ended}
     first, *others = [order for order in ranked if order in counts]
@@ -223,6 +227,7 @@ def _best(search: Search) -> str:
             f" Expected to be higher, but {why}: {named(ranked[0])} (order {ranked[0]}), "
             f"{mean[ranked[0]]:.4g}."
         )
+    # 4. Untried orders with an upper confidence bound above the best mean.
     could = np.flatnonzero(mean + search.beta * deviation > mean[first])
     untried = len(set(could.tolist()) - set(tried))
     ahead = "a longer search would look there" if untried else "the search has looked where it could gain"
@@ -285,7 +290,7 @@ def _presets(search: Search) -> str:
 
 
 def _places(search: Search) -> str:
-    """Return a sentence on the kind of host whose place changes the posterior mean most, averaged over the orders."""
+    """Return a sentence on the kind of host with the place that changes the posterior mean most, on average."""
     means = by_place(search.mean)
     kind = int(np.argmax(np.ptp(means, axis=1)))
     best, worst = int(means[kind].argmax()), int(means[kind].argmin())

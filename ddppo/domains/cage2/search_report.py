@@ -174,6 +174,7 @@ def _lineage(search: Search) -> Shown:
 
 def _posterior_rows(search: Search) -> list[dict[str, Any]]:
     """Return a line for each order, the highest mean first."""
+    # The trials of each order; an order may be tried several times.
     of_order: dict[int, list[int]] = {}
     for trial in search.ended:
         of_order.setdefault(trial.order_id, []).append(trial.number)
@@ -272,6 +273,7 @@ def _best_by_ucb(search: Search) -> Chart:
         Axis(f"mean + {search.beta:g} deviations"),
         "They fall towards the best mean as the possible gain of the search shrinks.",
     )
+    # A line for each rank, over the trials.
     for rank, colour in _RANKS.items():
         of_rank = [s for s in search.sampled if s.rank == rank]
         xs, ys = [s.trial for s in of_rank], [s.ucb for s in of_rank]
@@ -315,6 +317,7 @@ def _regret(chart: Chart, search: Search, xs: list[int]) -> Chart:
     corners = [x for x in xs for _ in range(2)][1:]
     chart.line(corners, [y for y in best for _ in range(2)][:-1], "blue", "best so far")
     for x, trial in zip(xs, ended, strict=True):
+        # One standard error of the score; with many trials the chart would be full of them.
         error = math.sqrt(trial.noise_variance)
         if error and len(ended) <= _MANY:
             chart.whisker(x, trial.score - error, trial.score + error, "orange")
@@ -329,6 +332,7 @@ def _compliance(search: Search) -> Chart:
         Axis("trial"),
         Axis("repairs that comply (%)", shows=(100,)),
     )
+    # The gate is a dashed line; each trial is a dot, coloured by whether it passed.
     known = [trial for trial in search.trials if math.isfinite(trial.compliance)]
     if math.isfinite(search.gate):
         ends = [known[0].number, known[-1].number]
@@ -349,6 +353,7 @@ def _until_gate(search: Search) -> Chart:
         Axis("episodes", shows=(0,)),
         "A bar is a median; there is none if half of the trials did not pass.",
     )
+    # A bar for each group with a finite median, then a dot for each trial.
     for i, group in enumerate(groups):
         middle = group.until_gate
         if math.isfinite(middle):
@@ -421,6 +426,7 @@ def _training(search: Search) -> list[Chart]:
         Axis("return"),
         compliance.caption,
     )
+    # Compliance with the gate, and the return of the environment.
     xs, ys = curve(search, 100 * search.episodes.compliance)
     if math.isfinite(search.gate):
         compliance.line(

@@ -75,6 +75,7 @@ _declared: dict[torch.dtype, dict[str, Any]] = {}
 def _graph_in_cpp(
     roots: torch.Tensor, edges: torch.Tensor, num_edges: torch.Tensor, num_nodes: torch.Tensor, radius: int
 ) -> Graph:
+    # Arrays for all nodes of the batch; C++ fills a part of them, and returns its size.
     (n, max_nodes), most = roots.shape, roots.numel()
     index = torch.empty(most, dtype=torch.int64)
     neighbours = torch.empty(most, SLOTS, dtype=torch.int32)
@@ -261,6 +262,7 @@ class Attention(Convolution):
         self.heard = _matrix(outputs, outputs, 1.0)
 
     def forward(self, hidden: torch.Tensor, graph: Graph, receivers: int) -> torch.Tensor:
+        # Queries of the receivers; keys and values of their neighbours, shifted by the kind of the edge.
         neighbours, kinds = graph.neighbours[:receivers].long(), graph.kinds[:receivers].long()
         own = hidden[:receivers]
         queries = self.query(own).unflatten(-1, (_HEADS, -1))

@@ -65,7 +65,7 @@ class NodeThenRule:
     def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
         """Return log pi(rule | node) `[...]`; 0 for a pair that is not offered."""
         offered = self._offered
-        # Find each action among the offered pairs, whose places ascend.
+        # Find each action among the offered pairs by binary search: their places ascend.
         wanted = actions.flatten() + torch.arange(actions.numel(), device=actions.device) * self.max_pairs
         at = torch.searchsorted(offered.places, wanted)
         is_there = (F.pad(offered.places, (0, 1), value=-1)[at] == wanted).to(self.params.dtype)
@@ -102,6 +102,7 @@ class NodeThenRule:
     @cached_property
     def _is_first(self) -> torch.Tensor:
         """Return `[..., max_pairs]` bool: whether a pair is the first of its node."""
+        # Nodes ascend, so a node is new where it exceeds all before it.
         before = self.nodes.cummax(-1).values
         before = torch.cat([torch.full_like(before[..., :1], NOWHERE), before[..., :-1]], dim=-1)
         return self.nodes > before
@@ -146,7 +147,7 @@ Circuits = dict[str, torch.Tensor]
 
 
 class Roots(NamedTuple):
-    """The R nodes whose values and logits are needed."""
+    """The R nodes for which values and logits are needed."""
 
     hidden: torch.Tensor  # [R, C] features
     values: torch.Tensor  # [R]
@@ -181,6 +182,8 @@ class GNN(ActorCritic):
         self.max_nodes, self.max_pairs, self.num_rules = _sizes(spec)
         self.temperature = config.temperature
         self.prior = config.graph_prior
+        # Quarl's network: an embedding of gates, convolutions, a critic of nodes, and an actor with one output per
+        # rule.
         width = config.graph_width
         self.embedding = linear(_KINDS + 2, _EMBEDDING, gain=1.0)
         inputs = [_EMBEDDING, *[width] * (config.graph_layers - 1)]
@@ -248,6 +251,7 @@ class GNN(ActorCritic):
         """Return features and values of the roots `[n, max_nodes]` bool, from the graph of all that they depend on."""
         graph = graph_around(are_roots, obs, len(self.convolutions))
         hidden = self._hidden(obs, graph)
+        # The roots come first in the graph, and are the only nodes that the last layer computes.
         index = graph.nodes[: graph.sizes[-1]]
         places = index.new_zeros(are_roots.numel())
         places[index] = torch.arange(len(index), device=index.device)

@@ -101,6 +101,7 @@ class AtRandom:
     """Chooses a rewrite at random; one that adds n gates has a probability in proportion to e^(-bias n)."""
 
     def __init__(self, env: CircuitEnv, bias: float, rng: np.random.Generator) -> None:
+        # Weights of rules; to change nothing has none, because it ends the episode.
         self._weights = np.exp(-bias * growth_of(env.rewriter))
         self._weights[env.rewriter.nop] = 0.0
         self._rng = rng
@@ -198,6 +199,7 @@ def _work(make: Callable[[], Walk], pipe: Connection, parent_end: Connection, pa
 
     Ctrl-C reaches all processes of a terminal; only the parent reacts to it.
     """
+    # Whatever happens to the parent, this process must end.
     die_with_parent(parent)
     stop_signals_kill()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -263,6 +265,7 @@ def search(
     workers: Workers, best: BestSoFar, rewriter: Rewriter, cost: Cost, budget: Budget, stop: StopRequest
 ) -> int:
     """Walk in rounds until the budget is used up or a signal stops the search; return the number of rewrites tried."""
+    # Each round has at most _ROUND_STEPS steps; the last one has the steps that are left.
     began = time.monotonic()
     until, left, reported = began + budget.seconds, budget.steps, began
     found: dict[int, WalkProgress] = {}  # the last progress of each worker, lost ones included
@@ -319,6 +322,7 @@ class ByPolicy:
         self._rngs = rngs
 
     def __call__(self, obs: Sequence[Obs]) -> list[int]:
+        # Encode the observations as a batch, mask the choice to change nothing, and sample.
         rows = np.stack([self._encode(each, {}) for each in obs])
         layout = self._encode.layout
         offered = layout.mask(rows)
@@ -339,6 +343,7 @@ def policy_walk(env: Mapping[str, Any], config: Config, path: Path, index: int, 
     """
     import torch
 
+    # Processes are the parallelism here: more threads would compete for the same cores.
     torch.set_num_threads(1)
     of_env = dataclasses.replace(
         config.env, kwargs=dict(env)
@@ -386,6 +391,7 @@ def policy_of_run(folder: str, which: str, rules: str | None) -> RunPolicy:
         raise ConfigError(
             f"run={folder}: its model {config.model.name} takes circuits of one size alone: use a run with model=gnn"
         )
+    # The policy has an output for each rule: with other rules, its outputs would mean something else.
     learned = config.env.kwargs.get("rules")
     if rules is not None and rules_digest(rewriter(rules)) != rules_digest(rewriter(learned)):
         raise ConfigError(
@@ -416,6 +422,7 @@ class Rewrites(NamedTuple):
 
 def read_rewrites(path: Path) -> Rewrites:
     """Read a file of rewrites. Raises ConfigError."""
+    # A file may be any JSON: check the type of every value that is used.
     try:
         held = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:

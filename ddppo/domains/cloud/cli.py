@@ -162,6 +162,7 @@ def _global(options: dict[str, list[str]]) -> str | None:
 
     Others, such as --endpoint-url and --profile, would reach outside the simulator, and stay unknown options.
     """
+    # These have one value here; naming it is allowed, as the AWS CLI would accept it.
     for name, only in (("--output", "json"), ("--region", REGION)):
         value = options.pop(name, [only])
         if value != [only]:
@@ -181,6 +182,7 @@ def _global(options: dict[str, list[str]]) -> str | None:
 def _objects(typed: list[str]) -> S3Command:
     if not typed or typed[0] not in OBJECT_VERBS:
         raise _invalid_choice("subcommand", OBJECT_VERBS)
+    # Flags may stand anywhere; each verb has its own.
     flags = frozenset(word for word in typed[1:] if word.startswith("--"))
     allowed = {"ls": {"--recursive"}, "rm": {"--recursive"}, "rb": {"--force"}}.get(typed[0], set())
     if flags - allowed:

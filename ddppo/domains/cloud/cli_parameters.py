@@ -97,6 +97,7 @@ class Shorthand:
         return pairs
 
     def _pairs(self, closed_by: str) -> dict[str, Any]:
+        # key=value, until no comma follows. Of a wrong key, the error points behind its letters, as in the AWS CLI.
         pairs: dict[str, Any] = {}
         while True:
             key = KEY.match(self._text, self._at)
@@ -260,6 +261,7 @@ def _value(option: str, shape: Shape, values: list[str], unknown: list[str]) -> 
         return _typed(option, shape, values[0]) if values else True
     if not values:
         raise CommandError(f"aws: error: argument {option}: expected one argument")
+    # A list is given as JSON in one word, or as one word for each member.
     for value in values:
         _refuse_file(option, shape, value)
     if shape.type_name == "list":
@@ -300,6 +302,7 @@ def _json(option: str, text: str) -> Any:
 
 def _typed(option: str, shape: Shape, value: Any) -> Any:
     """Convert texts to the numbers, booleans and bytes of a shape. botocore refuses values that do not fit."""
+    # Structures, maps and lists convert their members. botocore reports unknown members.
     kind = shape.type_name
     if kind == "structure" and isinstance(value, dict):
         of = shape.members

@@ -65,6 +65,7 @@ class CloudEnv(gym.Env):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, dict[str, Any]]:
         super().reset(seed=seed)
+        # The task, and the probability of a fault.
         name = (options or {}).get("task")
         if name is None:
             name = list(self.tasks)[int(self.np_random.integers(len(self.tasks)))]
@@ -173,6 +174,7 @@ class CloudEnv(gym.Env):
         # A call that crashed the simulator may have changed the world.
         if outcome.code == BROKE:
             self._grader.look_again()
+        # Creating something that exists is a retry, which is rewarded once.
         retried = is_retry(outcome.code, had_before=self._has_retried)
         self._has_retried = self._has_retried or retried
         if outcome.status == 0:
@@ -200,6 +202,7 @@ class CloudEnv(gym.Env):
         self._progress, self._num_kept = progress, num_kept
 
     def _shown(self, text: str) -> str:
+        # The observation space has a character set and a maximum length; a note says how much was cut.
         text = "".join(char if char in CHARSET else "?" for char in text)
         left_out = len(text) - MOST_PRINTED
         if left_out <= 0:

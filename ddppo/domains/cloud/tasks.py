@@ -85,6 +85,7 @@ class Grader:
         # Reading calls leave the state, and so the cached results, as they are.
         if not all(call.is_read for call in calls):
             self.look_again()
+        # Each call meets the first goal that it fits; with `ordered`, only if all call goals before it are met.
         for call in calls:
             for at, goal in enumerate(self.goals):
                 if not isinstance(goal, CallGoal) or at in self._met or not goal.is_met_by(call):
@@ -252,6 +253,7 @@ def _own_tasks() -> dict[str, CloudTask]:
 
 def chosen_tasks(given: Sequence[str] | None) -> dict[str, CloudTask]:
     """Return the tasks that a list of names, tiers and YAML files selects; None selects all that come with ddppo."""
+    # A word is a file, a tier, or the name of a task.
     own = own_tasks()
     if given is None:
         return own
@@ -360,6 +362,7 @@ def _goal(given: Any) -> Goal:
 
 def _call(line: str) -> ApiCall:
     """Return the call of a line. A line without options stands for any call of its operation."""
+    # A task may name an operation without its required options, which the CLI refuses.
     try:
         found = parse(line)
     except CommandError as error:

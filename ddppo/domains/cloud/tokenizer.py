@@ -160,6 +160,7 @@ class CloudDialogue:
     def push(self, token: int) -> None:
         assert not self.is_over, "the line is filled"
         assert self.allowed()[token], f"token {token} is not allowed here"
+        # The kind of token follows from its number: hint, operation, form, or the place of a name.
         tokens = self._tokens
         if token == tokens.hint:
             self._line = HINT
@@ -196,6 +197,7 @@ class CloudDialogue:
 
     def _asked(self, prompt: str) -> list[int]:
         """Return the tokens of a prompt. A name gives two tokens: its place, and its word."""
+        # Splitting at quotes gives texts at even positions, and quoted names at odd ones.
         found: list[int] = []
         for at, piece in enumerate(QUOTED.split(prompt)):
             if at % 2 and piece.lower() in self._places:

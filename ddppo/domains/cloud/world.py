@@ -167,6 +167,7 @@ class CloudWorld:
             params = {name: str(mock_random.uuid4())} | params
         if call.operation == "receive-message":
             params = params | {"WaitTimeSeconds": 0}  # no message can arrive during the wait
+        # boto3 names its methods as the CLI names operations. Each error becomes the CLI's message and exit status.
         method = call.operation.replace("-", "_")
         try:
             return getattr(self._clients[call.service], method)(**params)
@@ -208,6 +209,7 @@ def _refused(call: ApiCall, code: str, why: str, status: int = 254) -> CommandEr
 
 def plain(value: Any) -> Any:
     """Return an answer as JSON types: times as MOMENT, bytes as text, without the metadata of the response."""
+    # Containers first, then the types that JSON does not have.
     if isinstance(value, dict):
         return {
             key: MOMENT if key in TIMES else plain(inner)
@@ -310,6 +312,7 @@ def _listed(command: S3Command, perform: Perform, moment: str) -> Iterator[str]:
 
 
 def _changed(command: S3Command, perform: Perform) -> Iterator[str]:
+    # Each verb prints a line for each object or bucket that it changes.
     bucket, key = _parted(command.places[0])
     if command.verb == "mb":
         perform(ApiCall("s3api", "create-bucket", {"Bucket": bucket}))
@@ -325,6 +328,7 @@ def _changed(command: S3Command, perform: Perform) -> Iterator[str]:
         perform(ApiCall("s3api", "delete-object", {"Bucket": bucket, "Key": key}))
         yield f"delete: s3://{bucket}/{key}"
     else:
+        # cp: a target that is a bucket or a folder keeps the name of the object.
         to, to_key = _parted(command.places[1])
         if not to_key or to_key.endswith("/"):
             to_key += key.rpartition("/")[2]

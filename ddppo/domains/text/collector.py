@@ -264,7 +264,7 @@ class TextCollector:
             allowed = np.array([self._dialogue(i).allowed() for i in envs])
             chosen, allowed = self._choose(self._read(envs), allowed, noise, envs)
             record.typed(envs, chosen, allowed)
-            # 2. The batch shrinks by the environments whose turn or token budget has ended.
+            # 2. An environment leaves the batch when its turn or its token budget ends.
             unfinished = []
             for i, token in zip(envs.tolist(), chosen.tolist(), strict=True):
                 dialogue = self._dialogue(i)
@@ -312,7 +312,8 @@ class TextCollector:
 
 
 def nucleus(logits: np.ndarray, allowed: np.ndarray, top_p: float) -> np.ndarray:
-    """Return which of the allowed choices `[n, V]` bool are the likeliest ones whose probabilities reach top_p.
+    """Return which of the allowed choices `[n, V]` bool are the likeliest ones that together reach a probability of
+    top_p.
 
     p is the softmax of the logits `[n, V]` over the allowed choices. A choice is in if all likelier choices together
     have a probability below top_p. So the likeliest choice is always in, and choices of equal probability are in or

@@ -44,7 +44,7 @@ def play_tasks(
     for first in range(0, len(episodes), num_envs):
         check_stop()
         wave = episodes[first : first + num_envs]
-        # Every environment plays in every wave. In a short last wave, some repeat episodes, whose results are not read.
+        # Every environment plays in every wave. In a short last wave, some repeat episodes; their results are not read.
         numbers = [wave[i % len(wave)] for i in range(num_envs)]
         options = [{"task": tasks[j % len(tasks)]} if tasks else {} for j in numbers]
         collector.reset([derived_seed(seed, "eval", j) for j in numbers], options)
@@ -113,7 +113,7 @@ class TextEvaluator(Evaluator):
         return Scores(returns, tuple(int(n) for n in lengths), achieved, of_tasks)
 
     def metrics(self, scores: Scores) -> dict[str, float]:
-        """Return eval/success_rate, and the rate of each tier, over the episodes whose success is known."""
+        """Return eval/success_rate, and the rate of each tier, over the episodes with a known success."""
         found: dict[str, list[float]] = {}
         for achieved, tier in zip(scores.achieved, scores.tiers, strict=True):
             if not math.isnan(achieved):

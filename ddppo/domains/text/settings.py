@@ -22,7 +22,7 @@ class TextSettings(ModelSettings):
     )
     top_p: float = setting(
         1.0,
-        "nucleus sampling: tokens are drawn from the likeliest ones whose probabilities reach this sum, "
+        "nucleus sampling: tokens are drawn from the likeliest ones that together reach this probability, "
         "and the learner uses the same distribution; 1 is all tokens",
         above=0,
         high=1,

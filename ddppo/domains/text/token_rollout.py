@@ -26,7 +26,7 @@ class EpisodeRecord:
     def __init__(self, num_tokens: int, num_envs: int, pad: int) -> None:
         self.tokens = np.full((num_envs, num_tokens + 1), pad, np.int64)  # `pad` behind the end of an episode
         self.lengths = np.zeros(num_envs, np.int64)
-        self.own = np.zeros((num_tokens, num_envs), bool)  # rows whose token the policy typed
+        self.own = np.zeros((num_tokens, num_envs), bool)  # rows with a token that the policy typed
         self.last = np.full(num_envs, -1)  # the last own row, -1 before the first
         self.allowed: np.ndarray | None = (
             None  # [L, E, V] bool: the mask of each token; None while no token is masked
@@ -131,7 +131,7 @@ class EpisodeRecord:
         values = torch.zeros(num_rows + 1, num_envs, dtype=dtype, device=own.device)
         length = int(self.lengths.max(initial=1))
         actions = torch.nn.functional.pad(tokens[:, 1:], (0, 1))
-        # Select the positions to evaluate: own rows, and the last token of each episode, whose value bootstraps the
+        # Select the positions to evaluate: own rows, and the last token of each episode: its value bootstraps the
         # return of a truncated episode. Prompts and answers need no output of the model's heads.
         typed = torch.nn.functional.pad(own, (0, 0, 0, 1))  # [L + 1, E], as values are
         selected = typed[:length].T.contiguous()  # [L + 1, E] -> [E, length]
@@ -180,7 +180,7 @@ class TokenMinibatches:
     def minibatches(self, order: torch.Tensor, bounds: list[int]) -> Iterator[Minibatch]:
         """Yield the episodes in `order` `[n]`, cut at `bounds`."""
         for start, end in itertools.pairwise(bounds):
-            # A rank without an episode in this minibatch still runs the model, on an episode whose samples are all left
+            # A rank without an episode in this minibatch still runs the model, on an episode with all samples left
             # out: the other ranks wait for its gradient.
             yield self._minibatch(
                 order[start:end] if end > start else order.new_zeros(1), is_empty=end == start

@@ -34,7 +34,7 @@ class Tokenizer(Protocol):
     end: int  # closes a turn
 
     def begin(self, prompt: str) -> "Dialogue":
-        """Return the dialogue of an episode whose first observation is `prompt`."""
+        """Return the dialogue of an episode that starts with the observation `prompt`."""
         ...
 
 

@@ -245,7 +245,7 @@ class SlotPool:
             self._changed.notify_all()
 
     def _take_out(self) -> list[Slot]:
-        """Remove and return the slots to be killed: released ones, and free ones whose process was lost."""
+        """Remove and return the slots to be killed: released ones, and free ones without a process."""
         with self._changed:
             lost = [slot for slot in self._free if not slot.lives]
             for slot in lost:

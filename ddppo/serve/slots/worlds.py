@@ -128,7 +128,7 @@ class Worlds:
         self._ending.append(slot)
 
     def gone(self) -> list[Slot]:
-        """Return the slots whose processes, and all processes started by them, have ended since the last call."""
+        """Return the slots that have lost their process, and all processes started by it, since the last call."""
         if self.fds and self._server is not None:
             with suppress(ForkServerLost):
                 while self._server.receive(0.0) is not None:

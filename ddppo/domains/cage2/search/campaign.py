@@ -48,7 +48,7 @@ class OrderTrial:
 
     trial: int  # number, from 0
     order_id: int
-    inherited_from: int | None  # trial whose policy it started with; None: the initial parameters of the run
+    inherited_from: int | None  # trial from which it took the policy; None: the initial parameters of the run
     episodes: int = 0  # of all environments in this trial so far
     episodes_total: int = 0  # in this and all earlier trials
     passed: bool = False  # the gate, in the last iteration
@@ -80,6 +80,7 @@ class TrialProgress:
 
     def record(self, compliance: float, returns: list[float], num_kept: int) -> None:
         """Record an iteration; keep the returns of the last `num_kept` iterations."""
+        # Progress is a rise by more than _RISE over the best so far, so that noise does not count as progress.
         self.returns = [*self.returns, returns][-num_kept:]
         if compliance > self.best_compliance + _RISE:
             self.best_compliance, self.since_best = compliance, 0
@@ -142,6 +143,7 @@ class Campaign:
         """
         # 1. Check the episodes.
         trial, outcomes = self.trials[-1], decode_outcomes(messages)
+        # At least one episode, all with the trial's order, and one of each environment at most.
         if not outcomes:
             raise TrainingError(
                 f"no episode of trial {trial.trial} ended in an iteration: ppo.rollout_steps must be the steps of an "
@@ -176,7 +178,7 @@ class Campaign:
         return trial
 
     def to_keep(self) -> list[int]:
-        """Return the trials whose policies may be needed: for each order the last, and the last that passed."""
+        """Return the trials with a policy that may be needed: for each order the last, and the last that passed."""
         ended = [trial for trial in self.trials if trial.ended_by is not None]
         last = {trial.order_id: trial.trial for trial in ended}
         passed = {trial.order_id: trial.trial for trial in ended if trial.passed}
@@ -262,7 +264,7 @@ class Campaign:
     # -- the rules ------------------------------------------------------------------------------------------------
 
     def _source(self, order: Order) -> int | None:
-        """Return the trial whose policy a trial of this order inherits, by search.inherit."""
+        """Return the trial from which a trial of this order inherits its policy, by search.inherit."""
         latest = {trial.order: trial.trial for trial in self.trials}
         match self.settings.inherit:
             case "shared":
@@ -295,6 +297,8 @@ class Campaign:
         """
         assert trial.compliance is not None
         returns = np.array(list(chain(*self._progress.returns)))
+        # A trial that failed its gate loses score by its missing compliance: an order is worth nothing if episodes
+        # ignore it.
         shortfall = 0.0 if trial.passed else max(0.0, self.settings.gate_compliance - trial.compliance)
         trial.score = float(returns.mean()) - self.settings.shortfall_weight * shortfall
         trial.noise_variance = float(returns.var(ddof=1)) / len(returns) if len(returns) > 1 else 0.0

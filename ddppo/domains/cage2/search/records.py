@@ -40,12 +40,14 @@ class SearchRecords(SamplerRecords):
         self._campaign = campaign
         self._run_dir = run_dir
         self._path = run_dir / TRAINING_LOG
+        # One line of head, and one for each episode up to the checkpoint.
         self._num_written = campaign.num_episodes
         _keep_lines(self._path, 1 + self._num_written, ",".join(_TRAINING))
         self._write_others()
 
     def note(self) -> None:
         """Append the episodes of the last iteration. Write the other files again if a trial began or ended."""
+        # 1. A line for each episode.
         number, outcomes = self._campaign.last_iteration
         trial = self._campaign.trials[number]
         gate, order = self._campaign.settings.gate_compliance, words(trial.order)
@@ -70,11 +72,13 @@ class SearchRecords(SamplerRecords):
                     *(int(succeeds), "train"),
                 )
             )
+        # 2. Append them.
         try:
             with self._path.open("a", encoding="utf-8", newline="") as file:
                 file.write(_as_csv(rows))
         except OSError as e:
             raise StorageError.of(self._path, e) from e
+        # 3. The other files change only when a trial begins or ends.
         if trial.ended_by is not None or trial.episodes == len(outcomes):
             self._write_others()
 

@@ -37,6 +37,7 @@ def make_sampler(config: Config, spec: EnvSpec, num_envs: int) -> "OrderSearch":
     """Return the search that `search.*` names. Raises ConfigError if the task takes no orders or publishes nothing."""
     settings = section(config, "search")
     prefix = f"search.name={settings.name}: env.id={config.env.id}"
+    # The policy has to observe the order, and the environment has to publish its results.
     context = spec.obs.get(CONTEXT) if isinstance(spec.obs, dict) else None
     if not (isinstance(context, ArraySpec) and context.shape == (_CODE_SIZE,)):
         raise ConfigError(
@@ -66,6 +67,7 @@ def make_proposer(name: str, beta: float, seed: int) -> Proposer:
         made: Proposer = (PROPOSERS.get(name) or imported(name))(beta=beta, seed=seed)
     except Exception as e:  # a user's function may raise anything
         raise ConfigError(f"search.name={name} cannot be made: {in_one_line(e)}") from e
+    # A user's proposer is checked now, and not when a missing method is first called.
     methods = ("ask", "tell", "posterior", "best", "state", "restore")
     if missing := [method for method in methods if not callable(getattr(made, method, None))]:
         raise ConfigError(

@@ -60,6 +60,7 @@ def tof_n(n: int) -> Circuit:
 
     15 (2 n - 3) gates, 6 (2 n - 3) cx on 2 n - 1 qubits: controls 0 to n - 1, the target n, ancillas above.
     """
+    # Up the ladder, the last Toffoli into the target, and down again, which clears the ancillas.
     ladder = [(0, 1, n + 1), *((k, n + k - 1, n + k) for k in range(2, n - 1))]
     gates = [gate for step in ladder for gate in toffoli(*step)]
     gates += toffoli(n - 1, 2 * n - 2, n)
@@ -128,6 +129,8 @@ def gf2_4_mult(signs: Sequence[int] = _GF_SIGNS) -> Circuit:
         products = [gate for i, j in pairs for gate in ccz((i, 4 + j, wire), next(left))]
         return [*h(wire), *products, *h(wire)]
 
+    # The coefficients of x^6, x^5 and x^4 go to the upper of their two terms, x^(k+4) = x^(k+1) + x^k; the three cx add
+    # them to the lower one.
     gates = [*coefficient(6, 3), *coefficient(5, 2), *coefficient(4, 1)]
     gates += cx((9, 8), (10, 9), (11, 10))
     for k in range(4):

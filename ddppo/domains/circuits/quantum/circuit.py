@@ -320,7 +320,7 @@ def counts(circuit: Circuit) -> str:
 
 
 def measures(circuit: Circuit) -> dict[str, float]:
-    """Return the numbers that are shown for every circuit, whatever the cost: gates, cx and depth."""
+    """Return the numbers that are shown for every circuit, under any cost: gates, cx and depth."""
     return {"gates": len(circuit), "cx": cx_count(circuit), "depth": circuit.depth}
 
 

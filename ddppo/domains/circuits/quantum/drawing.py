@@ -66,8 +66,9 @@ def as_text(circuit: Circuit, names: Sequence[str] | None = None, width: int = 1
 
 def _drawn(column: Column, num_qubits: int) -> list[str]:
     """Return the rows of a column, all of one width: even rows are wires, odd rows are the gaps between them."""
+    # 1. The label of each wire with a gate, and the rows that the line of a cx crosses.
     labels = {}
-    crossed: set[int] = set()  # rows that the line of a cx passes
+    crossed: set[int] = set()
     for gate in column.gates:
         if gate.kind == CX:
             control, target = gate.wires
@@ -75,6 +76,7 @@ def _drawn(column: Column, num_qubits: int) -> list[str]:
             crossed |= set(range(2 * min(gate.wires) + 1, 2 * max(gate.wires)))
         else:
             labels[gate.wires[0]] = f"({shown(gate.angle)})" if gate.kind == RZ else KINDS[gate.kind].upper()
+    # 2. Every row, padded to the longest label.
     width = max(map(len, labels.values()))
     rows = []
     for row in range(2 * num_qubits - 1):
@@ -107,6 +109,7 @@ class Picture(NamedTuple):
 
 def picture(circuit: Circuit, names: Sequence[str], width: int) -> Picture:
     """Return the layout of a picture of at most `width` pixels, unless a single gate is wider."""
+    # Columns are as wide as their widest gate; a line of the picture takes as many columns as fit.
     drawn = columns(circuit)
     widths = [max(gate_width(gate) for gate in column.gates) + _COLUMN_GAP for column in drawn]
     left = 16 + round(_LETTER * max(map(len, names)))
@@ -127,6 +130,7 @@ def as_svg(circuit: Circuit, names: Sequence[str] | None = None, title: str = ""
     """Return an SVG of at most `width` pixels, unless a single gate is wider. Each gate has a tooltip."""
     names = wire_names(circuit, names)
     total_width, total_height, left, lines, gates = picture(circuit, names, width)
+    # 1. Wires with their names, then gates on top of them.
     shapes = []
     for top, end in lines:
         for wire, name in enumerate(names):
@@ -134,6 +138,7 @@ def as_svg(circuit: Circuit, names: Sequence[str] | None = None, title: str = ""
             shapes.append(f'<text x="8" y="{y + 4}">{escape(name)}</text><path d="M{left} {y}H{end:g}"/>')
     for number, gate, x, top in gates:
         shapes += _shapes(gate, f"gate {number}: {_described(gate, names)}", x, top)
+    # 2. The SVG, with colours for light and dark mode.
     heading = title or f"{len(circuit)} gates on {circuit.num_qubits} qubits"
     return "\n".join(
         [
@@ -211,6 +216,7 @@ def as_pixels(
 
     names = wire_names(circuit, names)
     total_width, total_height, left, lines, gates = picture(circuit, names, width)
+    # The title, then wires with their names, then gates on top of them.
     image = Image.new("RGB", (max(total_width, 8 * len(title)), total_height), _WHITE)
     draw = ImageDraw.Draw(image)
     draw.font = ImageFont.load_default(_LETTERS)

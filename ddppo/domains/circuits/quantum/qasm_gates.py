@@ -27,6 +27,7 @@ def u(angles: tuple[Decimal, ...], wires: tuple[int, ...]) -> list[Gate]:
 
     Up to a phase, Ry(0) = 1, Ry(pi/2) = H Z, Ry(pi) = Z X, Ry(-pi/2) = Z H, and Ry(t) = S H Rz(t) H S^-1 in general.
     """
+    # Angles are exact integers, so that multiples of pi/2 are found exactly.
     theta, phi, lam = (of_radians(angle) for angle in angles)
     quarter = TURN // 4
     h = Gate(H, wires)
@@ -150,6 +151,7 @@ class Expander:
 
         A rotation by 0 in the file itself is kept; one that comes from a definition is left out.
         """
+        # Nested definitions can describe an astronomical number of gates in a few lines: count them.
         self._num_calls += 1
         if self._num_calls > MOST_CALLS:
             raise TooManyCalls(
@@ -160,6 +162,7 @@ class Expander:
                 g for g in gate.gates_of(values, wires) if g.kind != RZ or g.angle or not is_inner
             )  # fmt: skip
             return
+        # A definition: evaluate the arguments of each call with its parameters, and expand the call.
         given = dict(zip(gate.parameters, values, strict=True))
         for call in gate.body:
             inner = tuple(value(argument, given) for argument in call.arguments)
@@ -220,6 +223,7 @@ class Gates:
         while not tokens.take("}"):
             body += self._call(name, parameters, wires)
         depth = 1 + max((call.gate.depth for call in body if isinstance(call.gate, Definition)), default=0)
+        # Expansion is recursive: a deeper definition would exceed Python's stack.
         if depth > _DEEPEST:
             tokens.fail(f"gate {name}: definitions nest more than {_DEEPEST} deep; flatten them", line)
         self._known[name] = Definition(name, tuple(parameters), len(wires), tuple(body), depth)

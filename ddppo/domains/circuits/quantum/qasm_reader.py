@@ -101,6 +101,7 @@ class _Reader:
             self._statement()
 
     def _statement(self) -> None:
+        # The first word decides; a word that is no keyword is the name of a gate.
         line, word = self._tokens.line, self._tokens.word("a statement")
         match word:
             case "gate":
@@ -151,6 +152,7 @@ class _Reader:
 
     def _apply(self, word: str, line: int) -> None:
         """Apply a gate to qubits, or element by element to registers of one size."""
+        # 1. The gate and its operands. Registers are applied element by element; single qubits repeat.
         gate, arguments = self._known.called(word, line, ())
         operands = self._qubits()
         sizes = sorted({len(operand) for operand in operands if isinstance(operand, range)})
@@ -170,6 +172,7 @@ class _Reader:
                         "a qubit may be measured only at its end; remove the measurement, or split the circuit",
                         line,
                     )
+            # 2. Expand the gate into h, x, cx and rz.
             try:
                 values = tuple(value(argument, {}) for argument in arguments)
                 self.gates += self._expander.gates(gate, values, wires)
@@ -202,6 +205,7 @@ class _Reader:
         if name not in registers:
             keyword = "qreg" if registers is self._registers else "creg"
             tokens.fail(f"{name} is no register of {what}: declare it above by {keyword} {name}[...];", line)
+        # Without an index, the operand is the whole register.
         register = registers[name]
         if not tokens.take("["):
             return register

@@ -86,6 +86,7 @@ class Tokens:
         raise ConfigError(f"{self.name}, line {self.line if line is None else line}: {message}")
 
     def _split(self, text: str) -> list[Token]:
+        # Match one token after the other from the start; a place where none matches is an error.
         tokens: list[Token] = []
         line, at = 1, 0
         while at < len(text):
@@ -103,6 +104,7 @@ class Tokens:
                 tokens.append(Token(kind, match.group(), line))
             line += match.group().count("\n")
             at = match.end()
+        # A last token, so that a reader never runs past the end.
         tokens.append(Token("end", _END, line))
         return tokens
 
@@ -178,6 +180,7 @@ def _signed(tokens: Tokens, names: Collection[str], depth: int) -> Expression:
 
 
 def _atom(tokens: Tokens, names: Collection[str], depth: int) -> Expression:
+    # A number, an expression in brackets, a parameter, pi, or a function with its argument.
     if tokens.now.kind == "number":
         text = tokens.next().text
         return lambda _: Decimal(text)

@@ -120,12 +120,14 @@ class Rewriter:
         rules: Sequence[int] | NDArray[Any],
     ) -> list[tuple[Circuit, NDArray[np.int32]]]:
         """Apply one rule to each of several circuits, each at its own node; return the results of `apply`."""
+        # 1. The circuits end to end, and a node and a rule for each.
         bounds, num_qubits, *arrays = _joined(circuits)
         places, chosen = _array(nodes, np.int32), _array(rules, np.int32)
         if places.shape != (len(circuits),) or chosen.shape != places.shape:
             raise ConfigError(
                 f"{len(circuits)} circuits need as many nodes and rules, not {nodes} and {rules}"
             )
+        # 2. Room for the results: no rule adds more than _growth gates.
         most = int(bounds[-1]) + max(self._growth, 0) * len(circuits)
         after = np.empty(len(circuits) + 1, np.int64)
         made = (np.empty(most, np.uint8), np.empty((most, 2), np.int16), np.empty(most, np.int64))
@@ -140,6 +142,7 @@ class Rewriter:
                 f"rule {chosen[failed]} does not match at node {places[failed]} of a circuit of "
                 f"{len(circuits[failed])} gates: choose one where matches() is true"
             )
+        # 3. Cut the results apart. Marks are 1 for fresh nodes.
         ends = after.tolist()
         return [
             (

@@ -79,6 +79,7 @@ class RuleSpace:
         ]
         if "cx" in self.kinds:
             letters += [SymbolicGate(CX, (v, w)) for v in qubits for w in qubits if v != w]
+        # "p" and "s" are the two parts of "rz": symbolic angles, and multiples of pi/2.
         angles: list[Expression] = []
         if {"rz", "p"} & set(self.kinds):
             none = (0,) * (len(PARAMETERS) - 2)
@@ -202,7 +203,7 @@ class _Field:
         self._p = np.uint64(prime)
         self._index = np.arange(2**num_qubits)
         self.start, self._above, self._below = rng.integers(1, prime, (3, 2**num_qubits)).astype(np.uint64)
-        # An eighth root of unity stands for e^{i pi/4}: g^((p - 1) / 8), whose fourth power is -1.
+        # An eighth root of unity stands for e^{i pi/4}: r = g^((p - 1) / 8) with r^4 = -1.
         root = next(
             root
             for root in (pow(int(g), (prime - 1) // 8, prime) for g in rng.integers(2, prime, 99))
@@ -266,6 +267,7 @@ def pairs(members: list[Gates], growth: int) -> Iterator[Rule]:
     - pairs of circuits that are both longer than the shortest member: the source can be rewritten to that one first;
     - targets that are longer than the source by more than `growth` gates, or longer than a source of one gate.
     """
+    # Sources that can be matched, each with all targets that its rule may have.
     shortest = len(members[0])
     for source in members:
         if not source or not is_connected(source) or any(len(g.angle.parameters) > 1 for g in source):
@@ -308,6 +310,7 @@ def independent(rules: list[Rule], steps: int) -> list[Rule]:
     kept: list[Rule] = []
     rewriter = Rewriter(kept)
     for rule in rules:
+        # Implied if one kept rule makes the source as short as the target, or if some of them lead to the target.
         source, target = (circuit(gates, rule.num_wires, values) for gates in rule)
         shrunk = (len(rewriter.apply(source, *pair)[0]) for pair in rewriter.pairs(source).tolist())
         if any(size < len(source) and size <= len(target) for size in shrunk):

@@ -126,6 +126,7 @@ def _gate(word: str) -> SymbolicGate:
 
 
 def _expression(text: str) -> Expression:
+    # Terms have to follow one another without a gap, all but the first with a sign.
     coefficients, constant, at = [0] * len(PARAMETERS), 0, 0
     for term in _TERM.finditer(text):
         if term.start() != at or (at and not term[1]):
@@ -153,6 +154,7 @@ def parameters_of(gates: Iterable[SymbolicGate]) -> set[int]:
 
 def is_connected(gates: Gates) -> bool:
     """Return whether every gate is reached from every other along wires."""
+    # Each gate joins the groups of wires that it touches.
     groups: list[set[int]] = []
     for gate in gates:
         joined = [group for group in groups if group & set(gate.wires)]
@@ -192,6 +194,7 @@ def canonical(rule: Rule) -> Rule:
     parameters = sorted(parameters_of(rule.source))
     # Make the first use of each parameter positive.
     signs = {k: gate.angle.coefficients[k] for gate in reversed(rule.source) for k in gate.angle.parameters}
+    # All renamings: at most 4! * 4! forms.
     forms = []
     for names in itertools.permutations(range(len(wires))):
         wire_of = dict(zip(wires, names, strict=True))
@@ -280,6 +283,7 @@ def unitaries(
     gates: Gates, num_wires: int, parameters: list[int], points: NDArray[np.float64]
 ) -> NDArray[np.complex128]:
     """Return unitaries [K, 2^num_wires, 2^num_wires] at points [K, parameters] in radians; wire 0 is the lowest bit."""
+    # Rows of `state` are basis states: x and cx permute them, rz multiplies half of them by a phase, h mixes pairs.
     size = 2**num_wires
     index = np.arange(size)
     state = np.tile(np.eye(size, dtype=np.complex128), (len(points), 1, 1))
@@ -335,6 +339,7 @@ def read(path: Path) -> RuleFile:
         first, _, body = path.read_text(encoding="utf-8").partition("\n")
     except (OSError, UnicodeDecodeError) as e:
         raise ConfigError(f"rules={path}: cannot be read ({e}): name a file of rules, or {_REMEDY}") from e
+    # The header counts the rules and has their checksum: a file cut short or edited by hand is found.
     header = _header(path, first)
     lines = body.splitlines()
     if header.get("sha256") != _sum(body) or header.get("rules") != len(lines):

@@ -116,6 +116,7 @@ class CircuitBoard:
 
     def choose(self, action: int) -> Choice:
         """Apply the pair in row `action`. If the outcome is REWRITTEN, `circuit` and the observation are new."""
+        # C++ reads the packed circuit, and writes the new one to `_result` and the observation to `_row`.
         circuit = self.circuit
         outcome = self._call["choose"](
             self._board,
@@ -199,6 +200,7 @@ class LengthCap:
         """Count a finished episode."""
         self._num_episodes += 1
         self._longest = max(self._longest, num_steps)
+        # After ROUND episodes: grow if one was cut, shrink if all would have fitted, else keep the common cap.
         if self._num_episodes < ROUND:
             return
         factor = 1.5 if self.cap < 40 else 1.2
@@ -236,6 +238,7 @@ def starts(given: str | Sequence[str], cost: Cost) -> tuple[Start, ...]:
         raise ConfigError(
             f"circuit={given}: give a benchmark's name, the path of a QASM file, or a list of these"
         )
+    # A name is a key of metrics and files: each at most once.
     twice = [name for k, name in enumerate(names) if name in names[:k]]
     if twice:
         raise ConfigError(f"circuit={','.join(names)}: {twice[0]} is there twice: name each once")
@@ -304,6 +307,7 @@ def sized(
     Defaults: max_nodes is the gates of the largest original + slack + the largest growth of a rule, rounded up to a
     multiple of 8, so that with cost=gate_count no circuit is ever too large. max_pairs is 4 per node.
     """
+    # 1. Nodes: room for the largest original, the slack and the growth of one rule.
     largest = max(starts, key=lambda start: len(start.circuit))
     gates = len(largest.circuit)
     room = int(np.ceil(episode.slack)) + max(0, int(growth_of(rewriter).max()))
@@ -313,6 +317,7 @@ def sized(
             f"sizes.max_nodes={max_nodes}: {largest.name} has {gates} gates: raise it to {gates + room}, or "
             "leave it null"
         )
+    # 2. Pairs: at least the ones that are offered at every node, and one rule.
     num_extra = len(at_every_node(rewriter, episode))
     max_pairs = sizes.max_pairs or (_PAIRS_PER_NODE + (not episode.mask)) * max_nodes
     least = num_extra * max_nodes + 1 if num_extra else 2

@@ -127,6 +127,7 @@ class GraphBuffer:
 
     def publish(self) -> tuple[SharedCircuit, ...]:
         """Return the circuits to send to all environments: the best if it is new, and the cheapest new circuits."""
+        # New circuits that have not been dropped since; the best may be no circuit of the buffer, if its episode ended.
         found = [(cost, self._kept[name]) for cost, name in self._new if name in self._kept]
         if self._best_cost < self._published_cost and self._best.digest not in [
             kept.digest for _, kept in found
@@ -171,6 +172,7 @@ class GraphBuffer:
         """Return a circuit, its cost and its step: draw a level by `chances`, then a circuit of it uniformly."""
         if self._rules.draw == "original":
             return self.start.circuit, self.start.cost, ORIGINAL
+        # Sorted, so that the draw does not depend on the order in which levels appeared.
         costs = sorted(self._levels)
         cost = costs[rng.choice(len(costs), p=chances(np.array(costs), self._rules.draw))]
         level = self._levels[cost]
@@ -188,6 +190,7 @@ class GraphBuffer:
 
     def restore(self, state: dict[str, Any]) -> None:
         self._levels = {float(cost): [_decode(kept) for kept in level] for cost, level in state["levels"]}
+        # The index and the sizes follow from the levels; the counts of references are part of the lineage's state.
         self._kept = {kept.digest: kept for level in self._levels.values() for kept in level}
         self._nbytes = sum(kept.nbytes for kept in self._kept.values())
         self._best_cost, self._best = float(state["best"][0]), _decode(state["best"][1])

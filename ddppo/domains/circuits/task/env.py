@@ -176,6 +176,7 @@ class CircuitEnv(gym.Env):
             raise EnvStateError(
                 "a circuit environment has no state before its first reset: call reset() first"
             )
+        # "episode" describes the current episode; all other entries outlive it.
         return {
             "task": self._task,
             "generator": self.np_random.bit_generator.state,
@@ -225,6 +226,7 @@ class CircuitEnv(gym.Env):
         return self._board.observation(), {"circuit": self.starts[self._at].name, "cost": self._cost}
 
     def _begin(self) -> None:
+        # The originals share the memory evenly. The first original is random, so that environments differ.
         max_bytes = self._buffer.megabytes * 1e6 / len(self.starts)
         self._buffers = [GraphBuffer(start, self._buffer, max_bytes) for start in self.starts]
         self._caps = [LengthCap(self._episode) for _ in self.starts]
@@ -262,6 +264,7 @@ class CircuitEnv(gym.Env):
 
     def _answer(self, reward: float, end: str | None) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
         """Return the result of `step`. `end` is the reason why the episode terminates, one of ENDS, or None."""
+        # Count the end and tell the length cap about it; only then does the info hold the summary.
         terminated = end is not None
         truncated = not terminated and self._num_steps >= self._caps[self._at].cap
         self._is_over = terminated or truncated

@@ -132,6 +132,7 @@ class BestFile:
 
     def _read_json(self) -> None:
         """Continue from the file of an earlier run. Raises RunFolderError for another circuit or other rules."""
+        # 1. Parse it.
         try:
             held = json.loads(self._path.read_text())
             original, smaller = (parse(held[key]).circuit.canonical() for key in ("original", "smaller"))
@@ -141,6 +142,7 @@ class BestFile:
             self.best = Best(found, held["verified"], held["is_start"])
         except (OSError, ValueError, KeyError, TypeError) as e:
             raise RunFolderError(f"{self._path} cannot be read ({e}): move it elsewhere") from e
+        # 2. It has to belong to this run's circuit and rules, and its rewrites have to lead to its circuit.
         if original != self._start.circuit or rules != rules_digest(self._rewriter):
             raise RunFolderError(
                 f"{self._path} belongs to another circuit or other rules than this run: move it elsewhere, or choose "
@@ -176,7 +178,7 @@ def check_repeats(found: Found, rewriter: Rewriter) -> None:
 
 
 def verified(found: Found) -> str:
-    """Compare a circuit whose rewrites were repeated with its original; return in words how they were compared.
+    """Compare a circuit with its original, after its rewrites were repeated; return in words how.
 
     Raises TrainingError if they differ.
     """
@@ -290,6 +292,7 @@ class CircuitJournal:
 
     def before(self) -> list[bytes]:
         """Return a message with the best circuits of the folder, for environments that start without a state."""
+        # Without counts and caps, which environments have of their own.
         bests = [file.best for file in self._files]
         starts = []
         for best in bests:
@@ -311,6 +314,7 @@ class CircuitJournal:
 
     def summary(self) -> dict[str, Any]:
         """Return the best circuits, all of them compared, the totals of the run and the most used rules."""
+        # Postponed comparisons are made now, at the end of the run.
         for file in self._files:
             file.settle(at_once=True)
         files = dict(zip(self._labels, self._files, strict=True))
@@ -341,6 +345,7 @@ class CircuitJournal:
         return Found(start.name, start.circuit, circuit, shared.cost, rewrites)
 
     def _of_rewrites(self, counts: Counts, seconds: float) -> dict[str, float]:
+        # Shares over the iteration, the use of rules since the journal was made.
         done = counts.totals["rewrites"]
         applied = sorted((rule.applied for rule in self._counts.rules().values()), reverse=True)
         metrics: dict[str, float] = {"rewrites": done, "rules_used": int(np.count_nonzero(applied))}

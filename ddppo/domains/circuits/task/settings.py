@@ -84,7 +84,8 @@ def of(kind: type[T], name: str, given: Mapping[str, Any] | None) -> T:
     """Return the settings of a group. Raises ConfigError for an unknown key or a value out of range."""
     if given is not None and not isinstance(given, Mapping):
         raise ConfigError(f"{name}={given}: give its settings by name, as {name}.<setting>=<value>")
-    fields: Any = kind  # a dataclass
+    # Keys are checked here, with a hint at the nearest one; values are checked by the dataclass.
+    fields: Any = kind
     known = [field.name for field in dataclasses.fields(fields)]
     for key in given or {}:
         if key not in known:
@@ -136,6 +137,7 @@ def observation_space(max_nodes: int, max_pairs: int, num_rules: int, *, has_mas
     fresh [max_nodes]: gates inserted by the last rewrite, and the gates just before its place.
     action_mask [max_pairs]: true for the first num_pairs.
     """
+    # Bounds of each column: nodes and ports of an edge, node and rule of a pair.
     most = {"nodes": max_nodes, "edges": 2 * max_nodes, "pairs": max_pairs, "rules": num_rules}
     ends = np.array([max_nodes - 1, 1, max_nodes - 1, 1], np.int32)
     choice = np.array([max_nodes - 1, num_rules - has_mask], np.int32)
