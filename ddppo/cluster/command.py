@@ -31,11 +31,13 @@ def look(options: JobsConfig) -> bool:
         raise ConfigError(
             f"{' and '.join(f'{name}=' for name in asked)} exclude one another: give one at a time"
         )
+    # 1. The recorded jobs, and the cluster that they run on.
     sweep_dir = Path(options.folder)
     book = Book(sweep_dir)
     if not book.jobs:
         raise RunFolderError(f"{options.folder}: no sweep of hydra/launcher=slurm, it has no jobs.json")
     book.use_cluster()
+    # 2. One of: a log, cancelling, waiting, the table.
     if options.tail is not None:
         job = _chosen(book, options.tail)
         print(f"{job.job_id} {job.run}: {sweep_dir / job.log}")

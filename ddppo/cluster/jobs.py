@@ -185,6 +185,7 @@ def _end(path: Path, num_bytes: int) -> str:
 
 def table(statuses: Sequence[Status]) -> Table:
     """Return a table with one row for each job: id, run, W, state, nodes, progress, steps/s and return."""
+    # Long names wrap and numbers are on the right.
     shown = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("job", "run"):
         shown.add_column(name, overflow="fold")

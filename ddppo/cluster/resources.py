@@ -164,6 +164,7 @@ def rank_layout(world_size: int, launcher: SlurmLauncherConfig) -> RankLayout:
     if _gives_learner(launcher):
         cpus, world_size = launcher.learner_cpus or launcher.cpus_per_rank, world_size - 1
         learner = RankLayout(1, 1, 1, cpus, launcher.learner_gpus or 0)
+    # As few nodes as possible, then as few ranks per node as these nodes need: 10 ranks at 8 per node are 5 + 5.
     num_nodes = math.ceil(world_size / launcher.ranks_per_node)
     ranks_per_node = math.ceil(world_size / num_nodes)
     return RankLayout(

@@ -55,11 +55,13 @@ class ServeOptions:
 @door("stopped")
 def main() -> None:
     """Run the command line."""
+    # Words that are options of the server; all others compose the environment, as in ddppo.train.
     arguments, overrides = parted(ServeOptions, sys.argv[1:])
     options = parse(ServeOptions, arguments, usage=_USAGE)
     if not can_serve():
         raise ConfigError(f"ddppo.serve needs packages that are not installed: {install_command('serve')}")
 
+    # Only now: these modules need the packages of the extra.
     from ddppo.serve.server import ServeSettings, serve
 
     if not overrides:

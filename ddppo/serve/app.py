@@ -63,6 +63,7 @@ async def ask_once(slot: Slot, what: bytes, body: bytes, limits: Limits) -> tupl
         if not answered.done():
             answered.set_result((kind, content))
 
+    # One frame out, one frame in, within the time of a step.
     wire = await SlotWire.of(slot.line, limits.max_message_bytes, on_frame, on_end)
     try:
         wire.send(what, body)
@@ -279,9 +280,11 @@ class Server:
 
     async def stop(self) -> None:
         """End all sessions, within 5 s, and the pool."""
+        # 1. Refuse new sessions, and ask the open ones to end.
         self._is_stopping = True
         for session in list(self.sessions):
             session.stop(RESTART, "the server is stopping")
+        # 2. Wait for them, then end all processes in any case.
         end = time.monotonic() + _LEAVE_S
         while self.sessions and time.monotonic() < end:
             await asyncio.sleep(0.01)
@@ -312,6 +315,7 @@ class Server:
             ("worlds_replaced_total", "counter", "processes that took another's place", pool.num_replaced),
             ("orphans_ended_total", "counter", "processes that worlds left behind", pool.num_orphans),
         ]
+        # Two lines of comments for each metric, then its value, or one for each reason.
         lines = []
         for name, kind, meaning, value in table:
             lines += [f"# HELP ddppo_{name} {meaning}", f"# TYPE ddppo_{name} {kind}"]
@@ -335,10 +339,12 @@ def make_app(server: Server) -> FastAPI:
             watching.cancel()
             await server.stop()
 
+    # No generated pages: they would describe the routes to clients without a token.
     app = FastAPI(title="ddppo environments", lifespan=life, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.server = server
     app.add_api_websocket_route("/ws", server.session)
 
+    # OpenEnv's routes without a session.
     for path, what in ROUTES.items():
         app.add_api_route(path, partial(_once, server, what), methods=["POST"])
 
@@ -346,6 +352,7 @@ def make_app(server: Server) -> FastAPI:
     async def state(request: Request) -> Response:
         return server.refusal(request) or _json(200, UNUSED)
 
+    # Needs no token: containers and load balancers ask for it.
     @app.get("/health")
     async def health() -> Response:
         numbers = {"size": pool.size, "held": pool.num_held, "free": pool.num_free}

@@ -98,6 +98,7 @@ def checked(message: dict[str, Any]) -> dict[str, Any]:
 
 def action_of(message: dict[str, Any], spec: ActionSpec) -> np.ndarray | str:
     """Return the action `[*spec.shape]`, or text, of a step. Raises BadMessage if it is not in the action space."""
+    # Text; else a list of numbers, with a single number for a discrete action.
     given, id = message.get("action"), message["id"]
     if spec.kind == "text":
         if not isinstance(given, str) or len(given) > spec.sizes[0]:
@@ -110,6 +111,7 @@ def action_of(message: dict[str, Any], spec: ActionSpec) -> np.ndarray | str:
     if type(numbers) is not list or len(numbers) != num_numbers:
         wanted = "a number" if spec.kind == "discrete" else f"a list of {num_numbers} numbers"
         raise BadMessage("VALIDATION_ERROR", f"action must be {wanted}", id)
+    # Numbers of a Box are finite, but may exceed its bounds, as a policy's samples do; others are indices below a size.
     if spec.kind == "box":
         if not all(type(x) in (int, float) and abs(x) < math.inf for x in numbers):
             raise BadMessage("VALIDATION_ERROR", "action must hold finite numbers", id)
@@ -163,6 +165,7 @@ def obs_of(spec: ArraySpec | dict[str, ArraySpec], value: Any) -> ObsArrays | st
 
 
 def array_of(value: Any, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+    # Bytes from MessagePack, nested lists from JSON.
     try:
         if isinstance(value, bytes):
             return np.frombuffer(value, dtype.newbyteorder("<")).astype(dtype, copy=False).reshape(shape)

@@ -163,9 +163,11 @@ def protocols(
             self._next_look = self.loop.call_later(limits.request_s, self._abort_if_waiting)
 
         def _abort_if_waiting(self) -> None:
+            # Nothing to do if the connection has ended, or has become a WebSocket.
             transport = self.transport
             if transport.is_closing() or transport.get_protocol() is not self:
-                return  # it has ended, or has become a WebSocket
+                return
+            # No request yet, or its answer is sent, or its body is incomplete: the connection waits for its client.
             if self.cycle is None or self.cycle.response_complete or self.cycle.more_body:
                 counts["dropped_late"] += 1
                 transport.abort()

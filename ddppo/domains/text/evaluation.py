@@ -99,6 +99,7 @@ class TextEvaluator(Evaluator):
 
     def scores(self, columns: Sequence[Sequence[float]]) -> Scores:
         """Return the scores of the episodes that were not lost. Raises TrainingError if all were lost."""
+        # Episode j plays task j modulo their number; a lost episode is a row of NaN.
         tiers = list((self.policy.spec.tasks or {}).values()) or [""]
         kept = [
             (*of_one, tiers[j % len(tiers)])

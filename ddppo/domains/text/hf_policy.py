@@ -184,6 +184,7 @@ class HuggingFaceCache:
         self, cache: Any, longest: int, rows: np.ndarray, starts: np.ndarray, is_real: np.ndarray
     ) -> None:
         """Copy the new keys and values, behind column `longest` of the library's cache, to the end of each row."""
+        # Allocated at the first call, when the number of layers and their shapes are known.
         row, step = np.nonzero(is_real)
         for i, layer in enumerate(cache.layers):
             both = (layer.keys, layer.values)
@@ -222,6 +223,7 @@ def _load(config: HfSettings) -> Any:
             "model.name=hf cannot keep for rows of different lengths: use a model whose layers are all attention, such "
             "as Llama, Mistral, Qwen3 or Gemma 3"
         )
+    # LoRA adapters are added in place; all other weights become buffers.
     if config.lora_rank:
         wanted = peft.LoraConfig(
             r=config.lora_rank, lora_alpha=2 * config.lora_rank, target_modules="all-linear"
@@ -231,6 +233,7 @@ def _load(config: HfSettings) -> Any:
             warnings.filterwarnings("ignore", "fan_in_fan_out")
             peft.inject_adapter_in_model(wanted, lm)
         _freeze_(lm)
+    # Dropout modules of adapters as well.
     for module in lm.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0

@@ -126,6 +126,7 @@ class TokenModelCheck(ModelCheck):
 
     def _check_own(self, tokens: torch.Tensor, params: torch.Tensor, values: torch.Tensor) -> None:
         """Check that `at_own` returns the rows of `at` that it is given."""
+        # Every third row, counted through the batch.
         own = torch.arange(1, tokens.numel(), 3, device=tokens.device)
         found = self._call_or_fail("at_own", lambda: self.model.at_own(tokens, self._actions(tokens), own))
         for x, whole in zip(found, (params, values), strict=True):
@@ -137,6 +138,7 @@ class TokenModelCheck(ModelCheck):
                 )
 
     def _check_cache(self, tokens: torch.Tensor, params: torch.Tensor) -> None:
+        # Read the rows in parts, and compare the parameters behind each part with those of the whole row.
         size, given = len(tokens), tokens.numpy(force=True)
         lengths, rounds = np.zeros(size, np.int64), 0
         with torch.inference_mode():

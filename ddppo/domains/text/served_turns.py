@@ -36,12 +36,14 @@ class RemoteTurns:
         self._max_restarts = max_restarts
         self._answers: queue.SimpleQueue[Turn | Exception] = queue.SimpleQueue()
         self._busy: set[int] = set()  # environments that have not answered yet
+        # The servers, and one session for each environment, on the loop's thread.
         self._source = source = Source(env, spec, names, timeout_s)
         self._loop = LoopThread()
         self._pool = AsyncEnvPool(
             source.urls, self.num_envs, first=names.indices.start, token=source.token, revive=source.revive,
             **patience(timeout_s, max_restarts),
         )  # fmt: skip
+        # A server may have been restarted with another task since the run was checked.
         try:
             self._loop.done(self._pool.connect())
             if self._pool.spec != spec:

@@ -118,6 +118,7 @@ class LocalTurns:
         self.num_envs = len(names.indices)
         self.num_lost_episodes = 0
         self._max_restarts = max_restarts
+        # `played` wraps an environment so that it checks its own outputs and names itself in errors.
         self._num_lost_of = [0] * self.num_envs
         self._envs = [played(env, spec, names(i)) for i in range(self.num_envs)]
         self._pending: dict[int, Callable[[], Turn]] = {}

@@ -67,6 +67,7 @@ class RemoteEnvs(Unsaved):
         self.names = names
         self.num_envs = len(names.indices)
         self._pool = pool
+        # The arrays of the batch, views of structured rows, written in every step.
         layout = RowLayout(spec)
         rows = np.zeros(self.num_envs, layout.dtype)
         self._obs, self._mask = layout.obs(rows), layout.mask(rows)
@@ -156,6 +157,7 @@ class OwnServer:
     """
 
     def __init__(self, env: EnvConfig, spec: EnvSpec, names: EnvNames, timeout_s: float) -> None:
+        # 1. The task, with a token that only this rank knows.
         self._names = names
         self._timeout_s = timeout_s
         self.token = secrets.token_urlsafe(24)
@@ -169,9 +171,11 @@ class OwnServer:
         self._task = json.dumps(task).encode()
         self._process: ForkedProcess | None = None
         self._line: socket.socket | None = None  # the server ends when it is closed
+        # 2. The socket that every server of this rank listens at.
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
         host, port = self._listener.getsockname()
         self.url = f"ws://{host}:{port}"
+        # 3. The process that servers are forked from, and the first server.
         self._fork_server = ForkServer.forked() or ForkServer.started()
         try:
             self._fork_server.have_imported(_IMPORTS)

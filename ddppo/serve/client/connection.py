@@ -100,6 +100,7 @@ class Connection:
 
     async def ask(self, timeout_s: float, **request: Any) -> dict[str, Any]:
         """Send a request and return its answer. Raises RemoteError, EnvServerLate, EnvServerLost."""
+        # `_read` sets the future when the answer with this id comes.
         if self._lost is not None:
             raise self._lost
         id = next(self._ids)
@@ -124,6 +125,7 @@ class Connection:
 
     async def close(self) -> None:
         """Close the session, with a closing handshake of 2 s at most."""
+        # A server that does not answer must not keep this program from ending.
         with suppress(Exception):
             async with asyncio.timeout(_CLOSE_S):
                 await self._socket.close()
@@ -140,6 +142,7 @@ class Connection:
         """Give each answer to its request, until the connection ends; then fail all open requests."""
         try:
             while True:
+                # An answer without a request is late: its request has timed out.
                 content = await self._socket.recv()
                 answer = decoded(MSGPACK, content if isinstance(content, bytes) else content.encode())
                 id = answer.get("id")

@@ -80,6 +80,7 @@ def served_spec(env: EnvConfig) -> EnvSpec | None:
         )
     if not env.urls:
         return None
+    # Ask each server once; all have to serve one task, the one that env.id names unless it is "served".
     found = {url: _schema(env, url) for url in dict.fromkeys(env.urls)}
     (first, (task, spec)), *others = found.items()
     for url, other in others:
@@ -127,6 +128,7 @@ def _check_slots(env: EnvConfig, num_envs: int, num_more: int) -> None:
         num_envs: environments of training, spread evenly over the servers.
         num_more: environments of evaluation during training.
     """
+    # Environment i uses urls[i modulo their number], as in AsyncEnvPool.
     asked = Counter(env.urls[i % len(env.urls)] for i in range(num_envs))
     more = 0
     for url, num in asked.items():
@@ -180,6 +182,7 @@ def _schema(env: EnvConfig, url: str) -> tuple[str, EnvSpec]:
 
 def _get(env: EnvConfig, address: str, url: str) -> dict[str, Any]:
     """Return the JSON at `address` of the server `url`. Raises ConfigError."""
+    # Without proxies: an address of a server is meant as it is.
     token = token_of(env)
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     try:

@@ -118,6 +118,7 @@ class Sessions:
         self._keeping = asyncio.ensure_future(self._keep_alive())
 
     async def _opened(self) -> list[Connection]:
+        # Open all at the same time. After the first failure, cancel the others and close those that are open.
         open_s = self.patience.open_s
         opening = [asyncio.ensure_future(self._open(url, open_s)) for url in self.addresses]
         try:
@@ -222,6 +223,7 @@ class Sessions:
 
 
 async def _all_closed(sessions: list[Connection]) -> None:
+    # Close all at the same time; abort those that take too long.
     closing = [asyncio.ensure_future(session.close()) for session in sessions]
     if closing:
         _, late = await asyncio.wait(closing, timeout=_CLOSE_S - 1.0)
@@ -242,6 +244,7 @@ def _checked_answer(spec: EnvSpec, answer: dict[str, Any], *, goes_on: bool) -> 
         answer.get("terminated", False),
         answer.get("truncated", False),
     )
+    # A server is not trusted: check types, and that a final observation comes with the end of an episode.
     if type(reward) is not float or type(terminated) is not bool or type(truncated) is not bool:
         raise BadMessage(
             "VALIDATION_ERROR", "reward must be a number, terminated and truncated true or false"

@@ -78,6 +78,7 @@ class ServedWorld:
                 return self._reset(kind, message.get("seed"), message.get("options"))
         if not self._is_in_episode:
             raise BadMessage("NOT_UNDER_WAY", "no episode is under way: reset first", message["id"])
+        # A step: the action has to be in the action space before the environment sees it.
         action = action_of(message, self._spec.action)
         self._is_in_episode = False  # an exception ends the episode
         obs, reward, terminated, truncated, info = self._env.step(action)

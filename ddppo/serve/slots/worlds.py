@@ -65,6 +65,7 @@ class Worlds:
     ) -> None:  # fmt: skip
         self.num_begun = 0
         self.num_orphans = 0  # processes started by worlds that outlived them, and were killed
+        # The task is the same for all processes, except for the slot and its folder.
         self._task = {"env": asdict(env), "spec": plain_spec(spec), "confinement": asdict(confinement)}
         self._first_uid = confinement.first_uid
         needed = (
@@ -159,6 +160,7 @@ class Worlds:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _usable_server(self) -> ForkServer:
+        # The parent of all processes is started when it is first needed, and again if it was lost.
         if not self.fds:
             self._server = ForkServer.started(variables(os.environ, self._keep_env, str(self._folder)))
             self._server.take_in_orphans(str(self._folder))
@@ -172,6 +174,7 @@ def _folder_for_all(first_uid: int | None) -> Path:
     below = Path(tempfile.gettempdir())
     if first_uid is None:
         return Path(tempfile.mkdtemp(prefix="ddppo-serve-"))
+    # Users of worlds need the x permission on every folder above.
     if closed := [folder for folder in (below, *below.parents) if not folder.stat().st_mode & stat.S_IXOTH]:
         raise ConfigError(
             f"first_uid={first_uid}: other users cannot enter {closed[0]}: set TMPDIR to a folder that they can"

@@ -21,6 +21,7 @@ _METHODS = ("choose", "record", "state", "restore", "metrics", "table")
 
 def make_sampler(config: Config, spec: EnvSpec, num_envs: int) -> "CurriculumSampler":
     """Return the sampler that `curriculum.*` names. Raises ConfigError if the task cannot have a curriculum."""
+    # A curriculum needs a task of text that names tasks with tiers.
     settings = section(config, "curriculum")
     name = settings.chosen(spec)
     _maker(name)
@@ -90,6 +91,7 @@ class CurriculumSampler(GroupSampler):
         """
         if len(rates) != len(self._tasks):
             raise TrainingError(f"{len(rates)} rates of {len(self._tasks)} groups")
+        # Several groups of one task are one try at their mean rate.
         of_tasks: dict[str, list[float]] = {}
         for task, rate in zip(self._tasks, rates, strict=True):
             if rate is not None:
@@ -170,6 +172,7 @@ def make_curriculum(name: str, tasks: Mapping[str, str], **settings: Any) -> Cur
         raise
     except Exception as e:  # a user's class may raise anything
         raise ConfigError(f"curriculum.name={name} cannot be made: {in_one_line(e)}") from e
+    # A user's class is checked now, and not when a missing method is first called.
     missing = [method for method in _METHODS if not callable(getattr(curriculum, method, None))]
     if missing:
         raise ConfigError(

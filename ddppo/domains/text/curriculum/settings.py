@@ -85,6 +85,7 @@ class TierSettings:
 
     def __post_init__(self) -> None:
         check_fields(self, _PREFIX)
+        # Each tier by itself, then rules over several settings.
         names = [tier.name for tier in self.tiers]
         if not names:
             raise ConfigError(f"{_PREFIX}tiers=[]: at least one is needed")

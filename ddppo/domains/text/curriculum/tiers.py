@@ -56,6 +56,7 @@ class TieredCurriculum:
 
     def __init__(self, tasks: Mapping[str, str], settings: TierSettings | None = None) -> None:
         self.settings = settings = settings or TierSettings()
+        # Every task needs a known tier.
         names = [tier.name for tier in settings.tiers]
         if not tasks:
             raise ConfigError("a curriculum needs at least one task")
@@ -69,6 +70,7 @@ class TieredCurriculum:
         self._used_tiers = sorted(
             set(self._tier_of.values())
         )  # tiers that have tasks; they open in this order
+        # The state: of each task, of the hardest open tier, and two counters.
         self._tasks = {task: _Task() for task in tasks}
         self._round = 0
         self._tier = self._used_tiers[0]  # the hardest open tier
@@ -136,6 +138,7 @@ class TieredCurriculum:
 
     def _record_task(self, task: str, rate: float, *, is_review: bool) -> None:
         """Count a try of a task. If the task is mastered, schedule its next review."""
+        # Reviews passed in a row lengthen the interval until the next one; a failure starts again at the first.
         known, settings = self._tasks[task], self.settings
         known.reviews += is_review and rate >= settings.threshold
         known.rates = [*known.rates, rate][-settings.window :]
@@ -152,6 +155,7 @@ class TieredCurriculum:
         settings, tier = self.settings, self.settings.tiers[self._tier]
         self._tier_tries += 1
         self._tier_rates = rates = [*self._tier_rates, rate][-settings.window :]
+        # By the mean rate after enough tries, or at once after some tries in a row at a high rate.
         advances = self._tier_tries >= tier.minimum and _mean(rates) >= tier.advance
         last = rates[-settings.fast_tries :]
         is_fast = len(last) == settings.fast_tries and min(last) >= settings.fast_rate
@@ -212,11 +216,13 @@ class TieredCurriculum:
 
         A star marks a mastered task; the column "due" holds the rounds until its review.
         """
+        # 1. The summary.
         numbers = self.metrics()
         head = (
             f"round {self._round}, tier {self.tier}: {numbers['mastered']} of {len(self._tasks)} tasks mastered, "
             f"{numbers['untried']} untried, {numbers['due']} due"
         )
+        # 2. Tasks of open tiers, by tier and name.
         wide = max(map(len, self._tasks))
         between = max(len(tier.name) for tier in self.settings.tiers)
         lines = [head, f"  {'task':<{wide}}  {'tier':<{between}}  tries  rate  due  priority"]
@@ -229,6 +235,7 @@ class TieredCurriculum:
                 f"{'*' if known.mastered else ' '} {task:<{wide}}  {self.settings.tiers[tier].name:<{between}}  "
                 f"{known.tries:>5}  {rate:>4}  {due:>3}  {self.priority(task):>8.1f}"
             )
+        # 3. The number of tasks in each closed tier.
         closed = Counter(tier for tier in self._tier_of.values() if tier > self._tier)
         if closed:
             of_tiers = (f"{self.settings.tiers[tier].name} {closed[tier]}" for tier in sorted(closed))
