@@ -120,7 +120,7 @@ def _neighbours(
     whole = edges.long()
     counts = num_nodes.long()[:, 0].clamp(max=max_nodes)
     limits = torch.stack([counts, torch.full_like(counts, 2)] * 2, -1)
-    # Only real edges count: the models' trial feeds random numbers, which may name nodes that do not exist.
+    # Only real edges count: the check of a model feeds random numbers, which may name nodes that do not exist.
     is_real = torch.arange(max_edges, device=edges.device) < num_edges.long()
     is_real &= ((edges >= 0) & (whole < limits[:, None])).all(-1)
     row = is_real.nonzero()[:, 0]

@@ -1,7 +1,7 @@
 """The contract of a policy over tokens, and the checks that such a model passes before a run begins.
 
-`TokenActorCritic` is the base class, also of your own models. It names the collector, the minibatches and the trial
-that the core uses with such a model. `TokenTrial` calls a model on random tokens, to find mistakes before training
+`TokenActorCritic` is the base class, also of your own models. It names the collector, the minibatches and the check
+that the core uses with such a model. `TokenModelCheck` calls a model on random tokens, to find mistakes before training
 does.
 """
 
@@ -20,7 +20,7 @@ from ddppo.models.actor_critic import ActorCritic, Obs
 from ddppo.models.model_check import ModelCheck, rounding
 from ddppo.spaces import EnvSpec
 
-# Of the trial: tokens of a row, tokens of a prompt at most, and the width of an attention window.
+# Of the check: tokens of a row, tokens of a prompt at most, and the width of an attention window.
 _LENGTH, _LONGEST_PROMPT, _WINDOW = 14, 8, 4
 
 
@@ -74,7 +74,7 @@ class TokenActorCritic(ActorCritic):
     def narrowed(self, num_tokens: int) -> AbstractContextManager[None]:
         """Return a context in which sliding-window layers see `num_tokens` tokens back at most.
 
-        The trial uses rows of a few tokens, which would never reach the window that such a layer has in training.
+        The check uses rows of a few tokens, which would never reach the window that such a layer has in training.
         """
         return nullcontext()
 
@@ -125,7 +125,7 @@ class TokenModelCheck(ModelCheck):
             self._check_own(tokens, params, values)
 
     def _check_own(self, tokens: torch.Tensor, params: torch.Tensor, values: torch.Tensor) -> None:
-        """Check that `at_own` returns the rows of `at` that it is given."""
+        """Check that `at_own` returns the given rows of `evaluate_actions`."""
         # Every third row, counted through the batch.
         own = torch.arange(1, tokens.numel(), 3, device=tokens.device)
         found = self._call_or_fail("at_own", lambda: self.model.at_own(tokens, self._actions(tokens), own))
@@ -134,7 +134,8 @@ class TokenModelCheck(ModelCheck):
             close = rounding(wanted)
             if x.shape != wanted.shape or not torch.allclose(x, wanted, rtol=close, atol=close):
                 raise self.fails(
-                    "at_own", f"returned {list(x.shape)} other than rows {own[:3].tolist()}, ... of at"
+                    "at_own",
+                    f"returned {list(x.shape)} other than rows {own[:3].tolist()}, ... of evaluate_actions",
                 )
 
     def _check_cache(self, tokens: torch.Tensor, params: torch.Tensor) -> None:
@@ -172,12 +173,12 @@ class TokenModelCheck(ModelCheck):
             off = (found - wanted).abs().max().item()
             raise self.fails(
                 "cache(...).extend",
-                f"returned action parameters that differ by {off:.2g} from those that at returned for the whole row: "
-                "acting and learning must compute the same, and a token must not depend on later tokens",
+                f"returned action parameters that differ by {off:.2g} from those of evaluate_actions for the whole "
+                "row: acting and learning must compute the same, and a token must not depend on later tokens",
             )
 
     def _alone(self, obs: Obs) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return action parameters `[m, L, P]` and values `[m, L]` of `at`, after checking their shapes."""
+        """Return action parameters `[m, L, P]` and values `[m, L]`, after checking their shapes."""
         assert isinstance(obs, torch.Tensor)
         size, num_rows = len(obs), obs.numel()
         both = self._call("evaluate_actions", obs, self._actions(obs))
