@@ -85,9 +85,8 @@ class Driver:
     def _run(self, signals: "_Signals") -> None:
         failures = _run_ranks(self.run_dir, self.layout, signals)
         if signals.terminated:
-            sys.exit(
-                _SIGNALLED + signal.SIGTERM
-            )  # no result for submitit: SLURM knows that the job was ended
+            # No result for submitit: SLURM knows that the job was ended.
+            sys.exit(_SIGNALLED + signal.SIGTERM)
         if failures is None:
             return
         cause, is_lost = self._blame(failures)

@@ -356,9 +356,8 @@ def make_app(server: Server) -> FastAPI:
     @app.get("/health")
     async def health() -> Response:
         numbers = {"size": pool.size, "held": pool.num_held, "free": pool.num_free}
-        status = (
-            "unhealthy" if pool.trouble else "healthy"
-        )  # the cause is in the log; this route needs no token
+        # The cause is in the log; this route needs no token.
+        status = "unhealthy" if pool.trouble else "healthy"
         return _json(503 if pool.trouble else 200, {"status": status, **numbers})
 
     @app.get("/metrics")

@@ -30,9 +30,8 @@ _NO_KIND = -1
 KIND_REPAIRED = np.full(NUM_ACTIONS, _NO_KIND)  # by action: the kind of the host that it repairs
 for _host, _kind in zip(HOSTS, KIND_OF_HOST, strict=True):
     KIND_REPAIRED[[ACTION[f"Remove {_host.name}"], ACTION[f"Restore {_host.name}"]]] = _kind
-_COUNTED = np.eye(len(KINDS), dtype=bool)[
-    KIND_OF_HOST
-]  # [host, kind] hosts that count as compromised, by kind
+# [host, kind] hosts that count as compromised, by kind.
+_COUNTED = np.eye(len(KINDS), dtype=bool)[KIND_OF_HOST]
 _COUNTED[USER0] = False
 RULES = ("state", "history")
 
@@ -48,9 +47,8 @@ class Compliance:
         self.rule = rule
         self.weights = np.full(num_games, float(weight))
         self.num_repairs, self.num_compliant = np.zeros((2, num_games), np.int64)  # of the current episodes
-        self._place = np.zeros(
-            (num_games, len(KINDS)), np.int64
-        )  # of each kind in the order, 0 is the highest
+        # Place of each kind in the order, 0 is the highest.
+        self._place = np.zeros((num_games, len(KINDS)), np.int64)
         self._is_repaired = np.zeros((num_games, len(KINDS)), bool)
 
     def begin(self, which: np.ndarray, orders: np.ndarray) -> None:
@@ -178,9 +176,8 @@ class Orders:
             self._ended[i].append(
                 {
                     "order": self._orders[i].tolist(),
-                    "reward": round(
-                        float(self._returns[i]), 6
-                    ),  # rewards are tenths; rounding removes float error
+                    # Rewards are tenths; rounding removes float error.
+                    "reward": round(float(self._returns[i]), 6),
                     "alignment": float(self._alignment[i]),
                     "repairs": int(self._compliance.num_repairs[i]),
                     "compliant": int(self._compliance.num_compliant[i]),

@@ -309,9 +309,8 @@ def draws(keys: np.ndarray, times: np.ndarray) -> np.ndarray:
 # Source: the agents B_line and Meander of the challenge; docs/cage2.md says how the gaps of their rules were filled.
 
 
-SLEEP, SWEEP, SCAN, EXPLOIT, ESCALATE, IMPACT = range(
-    6
-)  # the target of SWEEP is the first host of the subnet
+# The target of SWEEP is the first host of the subnet.
+SLEEP, SWEEP, SCAN, EXPLOIT, ESCALATE, IMPACT = range(6)
 
 # B_line is a fixed sequence of 15 phases. By phase: the operation, the target for each first host, and the phase to
 # continue with after a failure.

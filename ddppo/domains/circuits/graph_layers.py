@@ -96,9 +96,8 @@ def _graph_in_torch(
     nowhere = n * max_nodes
     far = radius + 1
     # Breadth-first search from the roots: after step s, distances up to s are known.
-    distance = torch.full(
-        (nowhere + 1,), far, device=roots.device
-    )  # the last entry stands for a missing neighbour
+    # The last entry stands for a missing neighbour.
+    distance = torch.full((nowhere + 1,), far, device=roots.device)
     distance[:-1][roots.flatten()] = 0
     for step in range(1, far):
         nearest = distance[table].amin(-1)

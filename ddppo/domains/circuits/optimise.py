@@ -50,9 +50,8 @@ class WalkProgress(NamedTuple):
     num_steps: int  # since the walk began
     num_rewrites: int  # likewise; steps that changed nothing are not counted
     cost: float  # the least so far
-    rewrites: (
-        tuple[tuple[int, int], ...] | None
-    )  # that lead to it; None if it is no better than after the last round
+    # The rewrites that lead to it; None if it is no better than after the last round.
+    rewrites: tuple[tuple[int, int], ...] | None
     messages: list[bytes]  # to the other walks, one from each environment
 
 
@@ -211,10 +210,8 @@ def _work(make: Callable[[], Walk], pipe: Connection, parent_end: Connection, pa
             while True:
                 pipe.send(walk.go(*request))
                 request = pipe.recv()
-        except (
-            ConfigError,
-            TrainingError,
-        ) as e:  # some subclasses take several arguments, and cannot be unpickled
+        except (ConfigError, TrainingError) as e:
+            # Some subclasses take several arguments, and cannot be unpickled.
             pipe.send((ConfigError if isinstance(e, ConfigError) else TrainingError)(str(e)))
 
 
@@ -345,9 +342,8 @@ def policy_walk(env: Mapping[str, Any], config: Config, path: Path, index: int, 
 
     # Processes are the parallelism here: more threads would compete for the same cores.
     torch.set_num_threads(1)
-    of_env = dataclasses.replace(
-        config.env, kwargs=dict(env)
-    )  # another circuit has observations of other sizes
+    # Another circuit has observations of other sizes.
+    of_env = dataclasses.replace(config.env, kwargs=dict(env))
     of_walk = dataclasses.replace(config, device="cpu", env=of_env, other_spaces=True)
     indices = range(index * _NUM_ENVS, (index + 1) * _NUM_ENVS)
     envs = [CircuitEnv(**env) for _ in indices]

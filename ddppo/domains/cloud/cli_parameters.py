@@ -182,9 +182,8 @@ class Shorthand:
 
 SCALARS = ("string", "integer", "long", "float", "double", "boolean", "blob", "timestamp", "character")
 NUMBERS = {"integer": int, "long": int, "float": float, "double": float}
-RENAMED = {
-    ("sns", "subscribe", "Endpoint"): "--notification-endpoint"
-}  # option names that the AWS CLI changes
+# Option names that the AWS CLI changes.
+RENAMED = {("sns", "subscribe", "Endpoint"): "--notification-endpoint"}
 FILES = ("file://", "fileb://", "http://", "https://")  # prefixes from which the AWS CLI would load a value
 
 

@@ -178,9 +178,8 @@ class CloudWorld:
             raise CommandError(str(error)) from error
         except BotoCoreError as error:
             raise CommandError(str(error), 255) from error
-        except (
-            Exception
-        ) as error:  # a fault of the simulator: the episode goes on, as if the command had failed
+        except Exception as error:
+            # A fault of the simulator: the episode goes on, as if the command had failed.
             log.debug("moto failed at %s %s", call.service, call.operation, exc_info=True)
             raise _refused(call, BROKE, f"the simulator failed: {type(error).__name__}") from error
 

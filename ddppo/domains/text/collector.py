@@ -191,9 +191,8 @@ class TextCollector:
         num_envs = self.turns.num_envs
         self._record = EpisodeRecord(self.num_tokens, num_envs, self.tokenizer.pad)
         self._dialogues: list[Dialogue | None] = [None] * num_envs
-        self._num_read = np.zeros(
-            num_envs, np.int64
-        )  # tokens of each environment that are in the model's cache
+        # Tokens of each environment that are in the model's cache.
+        self._num_read = np.zeros(num_envs, np.int64)
         self._num_turns = np.zeros(num_envs, np.int64)
         self._num_forwards, self._t_typed, self._t_waited = 0, 0.0, 0.0
 

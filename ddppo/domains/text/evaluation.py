@@ -83,9 +83,8 @@ class TextEvaluator(Evaluator):
         # Without training: environments of our own.
         config, model = self.config, self.policy.model
         env = config.env
-        if (
-            env.backend == "sync"
-        ):  # one process may hold the environments of a rank, and not those of all ranks
+        # One process may hold the environments of a rank, and not those of all ranks.
+        if env.backend == "sync":
             env = replace(env, backend="auto")
         num_envs = min(max(map(len, lots)), env.num_envs)
         turns = make_turns(env, range(num_envs), 0, config.dist.timeout_s, config.dist.allowed_restarts)

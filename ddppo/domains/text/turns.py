@@ -41,9 +41,8 @@ class Turn:
     terminated: bool = False
     truncated: bool = False
     failed: bool = False  # its world was lost, or it raised: the episode is over and is not counted
-    info: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # plain values, and action_mask if the task has masks
+    # Plain values, and action_mask if the task has masks.
+    info: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_over(self) -> bool:

@@ -39,10 +39,8 @@ T = TypeVar("T")
 
 _CLOSE_S = 10.0  # to close all sessions
 _JOIN_S = 5.0  # for the thread of the loop to end
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = (
-    0.1,
-    5.0,
-)  # between tries to open a session; each pause is twice the one before
+# Between tries to open a session; each pause is twice the one before.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _FIRST_OPEN_S = 1.0  # timeout of the first try to open a lost session again
 _ALIVE_S = 60.0  # interval of requests on idle sessions, because servers end idle ones
 

@@ -14,9 +14,8 @@ class SlotWire(asyncio.Protocol):
     def __init__(
         self,
         most_bytes: int,
-        on_frame: Callable[
-            [bytes, bytes], None
-        ],  # called with kind and content of each frame; it checks both
+        # Called with kind and content of each frame; it checks both.
+        on_frame: Callable[[bytes, bytes], None],
         on_end: Callable[[str], None],  # called once, with the reason why the line ended
     ) -> None:
         self._most_bytes = most_bytes

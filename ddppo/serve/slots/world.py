@@ -39,10 +39,8 @@ class ServedWorld:
 
     def answer(self, kind: bytes, content: bytes) -> tuple[bytes, bytes]:
         """Return kind and content of the frame that answers a request. No request raises."""
-        id, dialect = (
-            None,
-            self._dialect,
-        )  # a message that cannot be parsed is answered in the dialect used last
+        # A message that cannot be parsed is answered in the dialect used last.
+        id, dialect = None, self._dialect
         try:
             # 1. Parse, and translate OpenEnv's messages to ddppo/1.
             message = decoded(kind, content)

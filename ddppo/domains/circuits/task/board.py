@@ -34,9 +34,8 @@ from ddppo.errors import ConfigError
 # -- A circuit as an observation, and the rewrite that an action chooses ---------------------------------------------
 
 
-REWRITTEN, UNCHANGED, WRONG = range(
-    3
-)  # outcomes of a choice; WRONG: no such pair, or a rule that does not match
+# Outcomes of a choice; WRONG: no such pair, or a rule that does not match.
+REWRITTEN, UNCHANGED, WRONG = range(3)
 _IN_CPP = (
     "kinds",
     "angles",

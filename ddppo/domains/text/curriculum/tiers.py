@@ -67,9 +67,8 @@ class TieredCurriculum:
                     "curriculum.settings.tiers may name others, curriculum.name=uniform needs none"
                 )
         self._tier_of = {task: names.index(tier) for task, tier in tasks.items()}
-        self._used_tiers = sorted(
-            set(self._tier_of.values())
-        )  # tiers that have tasks; they open in this order
+        # Tiers that have tasks; they open in this order.
+        self._used_tiers = sorted(set(self._tier_of.values()))
         # The state: of each task, of the hardest open tier, and two counters.
         self._tasks = {task: _Task() for task in tasks}
         self._round = 0
