@@ -1,5 +1,6 @@
-// Games of CAGE challenge 2 with the bits of ddppo/domains/cage2/{games,rules}.py, where the rules have their
-// words; the tables are made there. Functions have the names that they have there.
+// Games of CAGE challenge 2, with the same results to the bit as ddppo/domains/cage2/{games,rules}.py.
+//
+// Those files make the tables and cite the source of each rule. Functions of the same name do the same there.
 #include "cage2.hpp"
 
 namespace ddppo {
@@ -12,8 +13,9 @@ enum Belief : uint8_t { kNo, kUnknown, kUser, kPrivileged };
 enum Slot { kGreenSlot, kTargetSlot, kExploitSlot, kDetectionSlot, kSlots };
 constexpr int kNobody = kHosts, kOpServer = 7, kUser0 = 8, kSsh = 7, kNumExploits = 8, kFirstHosts = 4, kLastPhase = 14;
 constexpr int kRestoreTenths = 10, kDownTenths = 100;
-constexpr uint16_t kEnterpriseHosts = 0b1110;  // without the Defender, as Meander counts them
+constexpr uint16_t kEnterpriseHosts = 0b1110;  // without the Defender, which Meander leaves out
 
+// SplitMix64, see "Random numbers by position" in rules.py.
 double draw(const Cage2Game& game, Slot slot) {
   uint64_t z = game.key + (game.time * kSlots + slot + 1) * 0x9E3779B97F4A7C15;
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
@@ -23,11 +25,13 @@ double draw(const Cage2Game& game, Slot slot) {
 
 uint16_t bit(int host) { return host < kHosts ? 1 << host : 0; }
 
+// Return the n-th host of a set.
 int nth(uint16_t hosts, int n) {
   while (n-- > 0) hosts &= hosts - 1;
   return __builtin_ctz(hosts);
 }
 
+// A fixed sequence of phases, with the phase to go back to after a failure.
 void b_line(const Cage2Batch& batch, Cage2Game& game) {
   if (game.time == 0) game.first = draw(game, kTargetSlot) * kFirstHosts;
   game.phase = !game.success ? batch.after_failure[game.phase] : game.phase < kLastPhase ? game.phase + 1 : kLastPhase;
@@ -35,12 +39,15 @@ void b_line(const Cage2Batch& batch, Cage2Game& game) {
   game.target = batch.targets[game.phase * kFirstHosts + game.first];
 }
 
+// Correct Meander's knowledge after its last operation: `_update_knowledge` of rules.py.
 void learn(const Cage2Batch& batch, Cage2Game& game) {
   const uint16_t target = bit(game.target);
   if (game.success) {
     if (game.operation == kExploit) game.entered |= target;
     return;
   }
+  // A failure: Red forgets the target. After a failed exploit it also forgets its sessions on all operational hosts,
+  // or on all enterprise hosts if it has none there.
   uint16_t lost = game.operation >= kEscalate ? target : 0, forgotten = lost;
   if (game.operation == kExploit) {
     const uint16_t operational = game.escalated & batch.subnet[kOpServer];
@@ -54,6 +61,7 @@ void learn(const Cage2Batch& batch, Cage2Game& game) {
 void meander(const Cage2Batch& batch, Cage2Game& game) {
   learn(batch, game);
   uint16_t none = 0;
+  // The first kind of operation that has a candidate, on a random one of its candidates.
   const struct {
     Operation operation;
     uint16_t candidates;
@@ -73,6 +81,7 @@ void meander(const Cage2Batch& batch, Cage2Game& game) {
       const int place = draw(game, kTargetSlot) * __builtin_popcount(choice.candidates);
       game.operation = choice.operation;
       game.target = nth(choice.candidates, place);
+      // Noted as done before it is known to succeed; `learn` corrects it.
       choice.tried |= bit(game.target);
       return;
     }
@@ -82,20 +91,23 @@ uint16_t open_ports(const Cage2Batch& batch, const Cage2Game& game, int host) {
   return batch.open[host] | game.decoys[host];
 }
 
-// Return whether an Analyse found files.
+// Perform Blue's action; return whether an Analyse found files.
 bool blue(const Cage2Batch& batch, Cage2Game& game, int64_t action) {
   const uint16_t restored = batch.restored[action];
   const int64_t host = batch.host_of[action];
   const bool found = game.files & batch.analysed[action];
+  // Remove and Restore end sessions of Red.
   game.traced &= ~(batch.removed[action] | restored);
   game.lasting &= ~restored;
   game.root &= ~batch.freed[action];
   game.files &= ~restored;
   if (restored) game.decoys[host] = 0;
+  // A Restore of Op_Server0 starts OTService again.
   if (restored == bit(kOpServer)) {
     game.down = false;
     game.immune |= batch.has_quirk != 0;
   }
+  // A decoy opens its port, if the ports that it checks are free.
   if (batch.opened[action] && !(open_ports(batch, game, host) & batch.checked[action]))
     game.decoys[host] |= batch.opened[action];
   return found;
@@ -103,6 +115,7 @@ bool blue(const Cage2Batch& batch, Cage2Game& game, int64_t action) {
 
 Trace exploit(const Cage2Batch& batch, Cage2Game& game) {
   const int host = game.target;
+  // 1. Red chooses an exploit by the ports that it saw, which decoys may have opened or closed since.
   const uint16_t seen = game.seen[host];
   const int64_t others = batch.num_exploits[seen] - 1;
   if (others < 0) return kUnseen;
@@ -111,22 +124,26 @@ Trace exploit(const Cage2Batch& batch, Cage2Game& game) {
       u < batch.preferred || others < 1 ? 0 : 1 + int((u - batch.preferred) / (1 - batch.preferred) * others);
   const int chosen = batch.nth_exploit[seen * kNumExploits + place];
   const uint16_t port = batch.exploit_port[chosen];
+  // 2. An exploit of a decoy's port fails.
   const bool is_real = batch.open[host] & port;
   const uint8_t outcome = is_real ? batch.outcome[host * kNumExploits + chosen] : uint8_t(kFails);
   const bool detected = draw(game, kDetectionSlot) < batch.detected;
+  // 3. The new session, and files that Analyse can find.
   if (outcome == kRoot) game.root |= bit(host);
   if (outcome == kLasts || (outcome == kTraced && !detected)) game.lasting |= bit(host);
   if (outcome == kTraced && detected) game.traced |= bit(host);
   if (outcome != kFails && chosen != kSsh) game.files |= bit(host);
   game.success = outcome != kFails;
+  // 4. The trace that the monitor sees.
   if (is_real && chosen == kSsh) return kKnocked;
   if (!(open_ports(batch, game, host) & port)) return kUnseen;
   return game.success && detected ? kAnswered : kScanned;
 }
 
-// Do what Red chose; return what the monitor can see of it on the target.
+// Perform Red's operation; return the trace that it leaves on its target.
 Trace operate(const Cage2Batch& batch, Cage2Game& game) {
   const uint16_t held = game.traced | game.lasting | game.root, target = bit(game.target);
+  // The operational subnet is reached from the enterprise subnet only: Red needs a session there.
   const bool routed = !(batch.subnet[game.target] & batch.subnet[kOpServer]) || (held & batch.subnet[0]);
   const bool present = held & target;
   game.success = false;
@@ -136,7 +153,7 @@ Trace operate(const Cage2Batch& batch, Cage2Game& game) {
       game.success = routed;
       return kUnseen;
     case kScan:
-      game.success = true;
+      game.success = true;  // even without a route, where it sees nothing
       if (!routed) return kUnseen;
       game.seen[game.target] = open_ports(batch, game, game.target);
       return kScanned;
@@ -159,21 +176,26 @@ Trace operate(const Cage2Batch& batch, Cage2Game& game) {
   return kUnseen;
 }
 
+// Update Blue's assessments and observation.
 void monitor(const Cage2Batch& batch, Cage2Game& game, int64_t action, bool found, int noisy, Trace trace, float* obs) {
+  // 1. Blue's own action: a Restore clears the assessment of its host, a Remove lowers it.
   const int64_t own = batch.host_of[action];
   if (batch.restored[action]) game.belief[own] = kNo;
   if (batch.removed[action] && game.belief[own] != kNo) game.belief[own] = kUnknown;
+  // 2. Activity of this step: Green's scan and Red's operation.
   for (int h = 0; h < kHosts; h++) obs[h * kObsPerHost] = obs[h * kObsPerHost + 1] = 0.0f;
   if (noisy != kNobody) obs[noisy * kObsPerHost] = 1.0f;
   if (trace != kUnseen) {
     const int host = game.target;
     bool exploits = trace >= kKnocked;
+    // Green's connections to several ports of the same host hide an exploit.
     if (noisy == host)
       exploits &= __builtin_popcount(open_ports(batch, game, host)) < (trace == kKnocked ? 2 : 3);
     obs[host * kObsPerHost] = 1.0f;
     obs[host * kObsPerHost + 1] = exploits;
     if (exploits) game.belief[host] = kUser;
   }
+  // 3. Files that Analyse found.
   if (found) game.belief[own] = kPrivileged;
   for (int h = 0; h < kHosts; h++) {
     obs[h * kObsPerHost + 2] = game.belief[h] & 1;
@@ -182,12 +204,17 @@ void monitor(const Cage2Batch& batch, Cage2Game& game, int64_t action, bool foun
 }
 
 double step(const Cage2Batch& batch, Cage2Game& game, int64_t action, float* obs) {
+  // 1. Blue acts.
   const bool found = blue(batch, game, action);
+  // 2. Green may scan a host.
   const int noisy = batch.has_green ? batch.green[int(draw(game, kGreenSlot) * 16)] : kNobody;
+  // 3. Red chooses an operation, and performs it.
   if (batch.red == 1) b_line(batch, game);
   if (batch.red == 2) meander(batch, game);
   const Trace trace = operate(batch, game);
+  // 4. Blue observes.
   monitor(batch, game, action, found, noisy, trace, obs);
+  // 5. The reward: hosts with Red's root, OTService, and Restore (docs/cage2.md, "Reward").
   game.time++;
   const int64_t tenths =
       batch.tenths[game.root] + kDownTenths * game.down + kRestoreTenths * (batch.restored[action] != 0);

@@ -7,7 +7,8 @@ namespace ddppo {
 
 constexpr int kHosts = 13, kObsPerHost = 4;
 
-// One game: GAME of ddppo/domains/cage2/rules.py, which says what the fields are. Sets of hosts and ports are bits.
+// One game: the record GAME of ddppo/domains/cage2/rules.py, where the fields are described. Sets of hosts and of
+// ports are integers of bits.
 struct Cage2Game {
   uint64_t key, time;
   uint16_t decoys[kHosts], seen[kHosts];
@@ -20,7 +21,7 @@ struct Cage2Game {
   bool down, found, immune;
 };
 
-// The fields of `_Batch` in ddppo/domains/cage2/games.py. Tables are those of its TABLES, where they are described.
+// The fields of `_Batch` in ddppo/domains/cage2/games.py. Its TABLES describe the tables.
 struct Cage2Batch {
   int64_t num_games;
   int64_t red;  // 0 sleep, 1 B_line, 2 Meander
@@ -39,7 +40,7 @@ struct Cage2Batch {
 };
 
 extern "C" {
-// Step all games by the actions in the batch, which are the game's.
+// Step each game of the batch by its action, a number of the challenge's action space.
 void cage2_step(Cage2Batch* batch);
 
 int64_t cage2_game_bytes();

@@ -13,7 +13,7 @@ class Blake2b {
   void update(const void* given, uint64_t size) {
     const auto* bytes = static_cast<const uint8_t*>(given);
     while (size) {
-      if (filled_ == 128) compress(false);  // only now: the last block, even a full one, is marked
+      if (filled_ == 128) compress(false);  // a full block waits, as the last one is marked
       const uint64_t taken = size < 128 - filled_ ? size : 128 - filled_;
       std::memcpy(block_ + filled_, bytes, taken);
       filled_ += taken, bytes += taken, size -= taken;

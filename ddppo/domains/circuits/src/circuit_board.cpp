@@ -1,4 +1,4 @@
-// A circuit and its choices as the circuit task shows them, and what a choice makes of it, for
+// The observation of a circuit and of the rewrites that apply to it, and the step by one of them, for
 // ddppo/domains/circuits/task/board.py.
 #include <cmath>
 
@@ -6,7 +6,7 @@
 
 namespace {
 
-// A circuit in bytes: angles [n] int64, wires [n, 2] int16, kinds [n] uint8.
+// Unpack a circuit from bytes: angles [n] int64, wires [n, 2] int16, kinds [n] uint8.
 Gates unpacked(int64_t n, const uint8_t* packed) {
   return gates_of(n, packed + 12 * n, reinterpret_cast<const int16_t*>(packed + 8 * n),
                   reinterpret_cast<const int64_t*>(packed));
@@ -21,12 +21,13 @@ void pack(const Gates& gates, uint8_t* packed) {
   }
 }
 
-// Given by Python: sizes, and the choices that are offered even where no rule matches.
+// Settings from Python: sizes of the arrays, and which actions are listed even where no rule matches: one that changes
+// nothing once (nop_once) or at each node (nop_at_nodes), and a wrong one at each node (wrong_at_nodes).
 struct Settings {
   int32_t max_nodes, max_pairs, nop_once, nop_at_nodes, wrong_at_nodes;
 };
 
-// The arrays of an observation, which Python owns.
+// The arrays of an observation. Python owns their memory.
 struct Row {
   int8_t* kinds;
   float* angles;
@@ -34,7 +35,7 @@ struct Row {
   int8_t *fresh, *action_mask, *growth;
 };
 
-// What Python is told, its arrays' entries by these names.
+// The results of a call besides the observation; board.py reads them by these names.
 struct Facts {
   int64_t node, rule, num_gates, depth, num_too_large, num_without_room;
   uint8_t digest[16];
@@ -46,23 +47,26 @@ struct Board {
   const Rules& rules;
   const Settings settings;
   const Row row;
-  int64_t *offered, *applied;  // of each rule, the one that changes nothing included
+  int64_t *offered, *applied;  // counts by rule, then that of the one that changes nothing
   std::vector<std::pair<int32_t, int32_t>> choices;
 
   int32_t nop() const { return rules.size(); }
 
+  // Perform action number `action` of the listed pairs on the circuit that is shown.
   What choose(int64_t action, int32_t num_qubits, const Gates& gates, Gates& result, Facts& facts) {
     facts.node = facts.rule = -1;
     if (action < 0 || action >= *row.num_pairs) return clear_fresh(), kWrong;
     const int32_t node = row.pairs[2 * action], rule = row.pairs[2 * action + 1];
     facts.node = node, facts.rule = rule;
     note_offered(action);
+    // Actions without a rewrite: a wrong one, and one that changes nothing.
     if (rule > nop()) return clear_fresh(), kWrong;
     if (rule == nop()) {
       clear_fresh();
       if (node >= 0) row.fresh[node] = 1;
       return kUnchanged;
     }
+    // A rewrite: show its result, with the gates that it inserted marked as fresh.
     applied[rule]++;
     Dag dag(gates, num_qubits);
     std::vector<uint8_t> marks;
@@ -72,7 +76,7 @@ struct Board {
     return kRewritten;
   }
 
-  // Fills the row but for `fresh`, which becomes 0.
+  // Fill the observation from a circuit in canonical order; `fresh` becomes 0.
   void show(const Gates& gates, int32_t num_qubits, Facts& facts) {
     Dag dag(gates, num_qubits);
     show_nodes(dag);
@@ -88,7 +92,7 @@ struct Board {
  private:
   void clear_fresh() { std::fill_n(row.fresh, settings.max_nodes, int8_t(0)); }
 
-  // Counts the rules that are offered where the choice is.
+  // Count the rules that are listed at the node of the action. Pairs of a node stand side by side.
   void note_offered(int64_t action) {
     const int32_t node = row.pairs[2 * action];
     int64_t i = action;
@@ -122,8 +126,7 @@ struct Board {
     std::fill(edge, row.edges + 8 * settings.max_nodes, -1);
   }
 
-  // Finds what matches, ascending. Where there is too much, those stay that add the fewest gates, of these the
-  // first rules, then the first nodes.
+  // List the pairs of a node and a rule that matches there, ascending. Rules that could exceed max_nodes are left out.
   void list_pairs(Dag& dag, Facts& facts) {
     const int32_t room_of_nodes = settings.max_nodes - dag.size();
     choices.clear();
@@ -137,6 +140,8 @@ struct Board {
       });
       std::sort(choices.begin() + first, choices.end());
     }
+    // Too many pairs for the observation: keep those that add the fewest gates, then those of the first rules, then
+    // those of the first nodes.
     const int64_t room = settings.max_pairs - num_always(dag.size());
     facts.num_without_room = std::max<int64_t>(0, int64_t(choices.size()) - room);
     if (!facts.num_without_room) return;
@@ -149,11 +154,12 @@ struct Board {
     std::sort(choices.begin(), choices.end());
   }
 
+  // Return the number of pairs that are listed even where no rule matches.
   int64_t num_always(int32_t num_nodes) const {
     return settings.nop_once + int64_t(num_nodes) * (settings.nop_at_nodes + settings.wrong_at_nodes);
   }
 
-  // Writes what matches, then what is always there, with rule numbers after all others.
+  // Write the pairs: at each node its matches, then the pairs that are always listed, whose rule numbers are higher.
   void show_pairs(int32_t num_nodes) {
     int32_t* pair = row.pairs;
     int8_t* growth = row.growth;
@@ -168,6 +174,7 @@ struct Board {
       if (settings.nop_at_nodes) add(g, nop());
       if (settings.wrong_at_nodes) add(g, nop() + 1);
     }
+    // Fill the rest of the arrays.
     const int64_t count = (pair - row.pairs) / 2;
     *row.num_pairs = int32_t(count);
     std::fill(pair, row.pairs + 2 * settings.max_pairs, -1);
@@ -181,7 +188,7 @@ struct Board {
 
 extern "C" {
 
-// row: the addresses of the arrays of Row, in its order.
+// Make a board. row: the addresses of the arrays of Row, in its order.
 void* board_new(const void* rules, const int32_t* settings, const int64_t* row, int64_t* offered, int64_t* applied) {
   const auto at = [&](int i) { return reinterpret_cast<void*>(row[i]); };
   const auto integers = [&](int i) { return static_cast<int32_t*>(at(i)); };
@@ -198,12 +205,13 @@ void* board_new(const void* rules, const int32_t* settings, const int64_t* row, 
 
 void board_free(void* board) { delete static_cast<Board*>(board); }
 
-// Shows a circuit in canonical order.
+// Write the observation of a circuit in canonical order.
 void board_show(void* board, int64_t n, int32_t num_qubits, const uint8_t* packed, void* facts) {
   static_cast<Board*>(board)->show(unpacked(n, packed), num_qubits, *static_cast<Facts*>(facts));
 }
 
-// Does what row `action` of the pairs says to the circuit that is shown; of a rewrite, shows and packs the result.
+// Perform the action with number `action` on the circuit that is shown. After a rewrite, write the observation of the
+// result, and pack it. Return a `What`.
 int64_t board_choose(
     void* board, int64_t action, int64_t n, int32_t num_qubits, const uint8_t* packed, uint8_t* result, void* facts) {
   Gates rewritten;

@@ -1,4 +1,6 @@
-// Circuits and their rewriting, for ddppo/domains/circuits/quantum/rewriting.py. Batches are arrays end to end with their bounds.
+// Rewriting of circuits in batches, for ddppo/domains/circuits/quantum/rewriting.py.
+//
+// The gates of a batch stand end to end in arrays; `bounds` says where each circuit begins and ends.
 #include <string>
 #include <unordered_set>
 
@@ -6,7 +8,7 @@
 
 namespace {
 
-// Circuit i of a batch: gates bounds[i] to bounds[i + 1].
+// A batch of circuits. Circuit i has gates bounds[i] to bounds[i + 1].
 struct Batch {
   int64_t size;
   const int64_t* bounds;
@@ -38,8 +40,9 @@ std::string name_of(const Gates& gates, int32_t num_qubits) {
 
 extern "C" {
 
-// lengths [num_rules, 2]: gates of source and target. Of all gates end to end, sources before targets: kinds [G],
-// wires [G, 2], coefficients [G, 4], constants [G]. Rules of one source stand side by side.
+// Make rules. lengths [num_rules, 2]: the numbers of gates of source and target. kinds [G], wires [G, 2], coefficients
+// [G, 4] and constants [G]: all gates end to end, of each rule first the source, then the target. Rules with the same
+// source stand side by side.
 void* circuits_rules_new(
     int64_t num_rules, const int32_t* lengths, const uint8_t* kinds, const int16_t* wires, const int8_t* coefficients,
     const int64_t* constants) {
@@ -57,7 +60,8 @@ void* circuits_rules_new(
 
 void circuits_rules_free(void* rules) { delete static_cast<Rules*>(rules); }
 
-// mask [all gates, num_rules + 1], zeros on entry; the last column, to do nothing, becomes 1.
+// Fill the mask [all gates, num_rules + 1], zeros on entry, with 1 where a rule matches, and in the last column, which
+// stands for doing nothing.
 void circuits_mask(
     const void* rules, int64_t size, const int64_t* bounds, const int32_t* num_qubits, const uint8_t* kinds,
     const int16_t* wires, const int64_t* angles, uint8_t* mask) {
@@ -74,7 +78,7 @@ void circuits_mask(
   }
 }
 
-// mask [size, num_rules + 1], zeros on entry: of each circuit the row of one gate.
+// Fill the mask [size, num_rules + 1] in the same way, with one gate per circuit.
 void circuits_rows(
     const void* rules, int64_t size, const int64_t* bounds, const int32_t* num_qubits, const uint8_t* kinds,
     const int16_t* wires, const int64_t* angles, const int32_t* gate_of, uint8_t* mask) {
@@ -89,7 +93,7 @@ void circuits_rows(
   }
 }
 
-// Writes the pairs (gate, rule) that match in one circuit, at most `most`, and returns how many there are.
+// Write the pairs (gate, rule) that match in one circuit, at most `most`; return how many there are.
 int64_t circuits_pairs(
     const void* rules, int64_t n, int32_t num_qubits, const uint8_t* kinds, const int16_t* wires,
     const int64_t* angles, int64_t most, int32_t* pairs) {
@@ -105,8 +109,8 @@ int64_t circuits_pairs(
   return count;
 }
 
-// Applies rule_of[i] at gate_of[i] of each circuit. Results stand end to end, new_bounds [size + 1], marks [gates] of
-// those inserted and those just before them. Returns the first i where the rule does not match, else -1.
+// Apply rule_of[i] at gate_of[i] of each circuit. Results stand end to end with new_bounds [size + 1]; marks are 1 at
+// the gates inserted and those just before them. Return the first i where the rule does not match, or -1.
 int64_t circuits_apply(
     const void* rules, int64_t size, const int64_t* bounds, const int32_t* num_qubits, const uint8_t* kinds,
     const int16_t* wires, const int64_t* angles, const int32_t* gate_of, const int32_t* rule_of, int64_t* new_bounds,
@@ -120,6 +124,7 @@ int64_t circuits_apply(
     const Gates gates = batch[i];
     Dag dag(gates, num_qubits[i]);
     if (gate_of[i] < 0 || gate_of[i] >= dag.size() || rule_of[i] < 0 || rule_of[i] > known.size()) return i;
+    // The number after the last rule changes nothing.
     if (rule_of[i] == known.size()) {
       result.clear();
       for (const int32_t g : canonical_order(gates, num_qubits[i])) result.push_back(gates[g]);
@@ -136,14 +141,15 @@ int64_t circuits_apply(
   return -1;
 }
 
-// Whether at most `steps` rules turn the first circuit of the batch into the second by circuits of at most
-// `most_gates` gates.
+// Return whether at most `steps` rewrites lead from the first circuit of the batch to the second, with at most
+// `most_gates` gates in between.
 int32_t circuits_leads_to(
     const void* rules, int64_t size, const int64_t* bounds, const int32_t* num_qubits, const uint8_t* kinds,
     const int16_t* wires, const int64_t* angles, int64_t steps, int64_t most_gates) {
   const Batch batch{size, bounds, num_qubits, kinds, wires, angles};
   const int32_t qubits = num_qubits[0];
   const std::string wanted = name_of(batch[1], qubits);
+  // Breadth-first search; circuits are known by their digests.
   std::vector<Gates> reached{batch[0]}, next;
   std::unordered_set<std::string> names{name_of(reached[0], qubits)};
   std::vector<uint8_t> marks;

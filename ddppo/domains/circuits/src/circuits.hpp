@@ -1,4 +1,4 @@
-// A circuit as arrays, its DAG, its canonical order and digest, as ddppo/domains/circuits/quantum/circuit.py.
+// A circuit as arrays, its DAG, canonical order and digest, as in ddppo/domains/circuits/quantum/circuit.py.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -25,9 +25,10 @@ inline Gates gates_of(int64_t n, const uint8_t* kinds, const int16_t* wires, con
   return gates;
 }
 
-// Returns order[place] = gate: by level, the longest path before a gate, then by its first wire.
+// Return the canonical order: gates by level (the length of the longest path before a gate), then by first wire.
 inline std::vector<int32_t> canonical_order(const Gates& gates, int32_t num_qubits) {
   const size_t n = gates.size();
+  // Two counting sorts: by first wire, then by level.
   std::vector<int32_t> level(n), free_at(num_qubits), by_wire(num_qubits + 1), by_level(n + 2), order(n), sorted(n);
   for (size_t i = 0; i < n; i++) {
     for (int p = 0; p < gates[i].num_ports(); p++) level[i] = std::max(level[i], free_at[gates[i].wires[p]]);
@@ -42,7 +43,7 @@ inline std::vector<int32_t> canonical_order(const Gates& gates, int32_t num_qubi
   return sorted;
 }
 
-// BLAKE2b of num_qubits (uint32), then kinds, wires and angles of gates in canonical order; 16 bytes.
+// Write the digest, 16 bytes: BLAKE2b of num_qubits (uint32), then of kinds, wires and angles in canonical order.
 inline void digest_in_order(const Gates& gates, int32_t num_qubits, uint8_t* digest) {
   Blake2b hash(16);
   hash.update(&num_qubits, 4);
@@ -52,14 +53,14 @@ inline void digest_in_order(const Gates& gates, int32_t num_qubits, uint8_t* dig
   hash.finish(digest, 16);
 }
 
-// The same of gates in any order.
+// The same for gates in any topological order.
 inline void digest_of(const Gates& gates, int32_t num_qubits, uint8_t* digest) {
   Gates ordered;
   for (const int32_t i : canonical_order(gates, num_qubits)) ordered.push_back(gates[i]);
   digest_in_order(ordered, num_qubits, digest);
 }
 
-// Gates on the longest path.
+// Return the number of gates on the longest path.
 inline int64_t depth(const Gates& gates, int32_t num_qubits) {
   std::vector<int64_t> free_at(num_qubits);
   int64_t deepest = 0;
@@ -72,7 +73,7 @@ inline int64_t depth(const Gates& gates, int32_t num_qubits) {
   return deepest;
 }
 
-// The DAG: what is before and after each gate on each of its wires, and which gates lead to which.
+// The DAG of a circuit: the gates before and after each gate on its wires, and whether a path leads to another gate.
 class Dag {
  public:
   Dag(const Gates& gates, int32_t num_qubits)
@@ -92,7 +93,7 @@ class Dag {
   int32_t before(int32_t gate, int p) const { return links_[2 * gate + p].before; }
   int32_t next(int32_t gate, int p) const { return links_[2 * gate + p].next; }
 
-  // Whether a path leads from gate `from` (or it is that gate) to gate `to`, which is on `wire`.
+  // Return whether `from` is gate `to` or a path leads there. `to` is on `wire`.
   bool leads_to(int32_t from, int32_t to, int16_t wire) {
     if (reach_.empty()) fill_reach();
     return reach_[size_t(from) * num_qubits + wire] <= links_[2 * to + port(to, wire)].place;
@@ -103,10 +104,10 @@ class Dag {
 
  private:
   struct Link {
-    int32_t before, next, place;  // place: how many gates are before it on the wire
+    int32_t before, next, place;  // place: the number of gates before it on the wire
   };
 
-  // reach_[i, w] = place of the first gate on wire w that gate i leads to.
+  // Fill reach_[i, w]: the place of the first gate on wire w to which a path from gate i leads.
   void fill_reach() {
     const size_t q = num_qubits;
     reach_.assign(gates.size() * q, INT32_MAX);

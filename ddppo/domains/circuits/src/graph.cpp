@@ -1,7 +1,7 @@
-// Graphs of a batch, laid end to end without padding, and the sum of messages over their edges.
+// The graphs of a batch end to end without padding, and the sum of messages over their edges.
 //
-// A gate has two ports, so at most four neighbours: before and after it on each. They have a slot each: 0 and 1 for
-// what comes before on its ports 0 and 1, 2 and 3 for what comes after.
+// A gate has up to two ports, so at most four neighbours, each with a slot: 0 and 1 for the gates before it on ports 0
+// and 1, 2 and 3 for the gates after it.
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -11,13 +11,13 @@ namespace {
 constexpr int kSlots = 4, kEdgeKinds = 8;
 constexpr uint8_t kFar = 255;
 
-// A whole number from 0 to below `end`, or -1.
+// Convert to an integer from 0 to `end` - 1; -1 for all other numbers.
 template <class Real>
 int32_t whole(Real x, int32_t end) {
   return x >= 0 && x < Real(end) ? int32_t(x) : -1;
 }
 
-// A number of things, of at most `most`.
+// Convert to an integer from 0 to `most`; other numbers are clipped.
 template <class Real>
 int32_t count(Real x, int32_t most) {
   return x >= Real(most) ? most : x > 0 ? int32_t(x) : 0;
@@ -25,10 +25,10 @@ int32_t count(Real x, int32_t most) {
 
 struct Neighbour {
   int32_t node;
-  uint8_t edge;  // (its port * 2 + mine) * 2 + whether it comes after
+  uint8_t edge;  // kind of edge: (port of the neighbour * 2 + own port) * 2 + whether the neighbour comes after
 };
 
-// Fill the table [max_nodes][4] from the edges [num_edges][4]: source, its port, destination, its port.
+// Fill the table [max_nodes][4] from the edges [num_edges][4]: source and its port, destination and its port.
 template <class Real>
 void read_edges(const Real* edges, int32_t num_edges, int32_t num_nodes, Neighbour* table) {
   for (int32_t i = 0; i < num_nodes * kSlots; i++) table[i].node = -1;
@@ -41,7 +41,8 @@ void read_edges(const Real* edges, int32_t num_edges, int32_t num_nodes, Neighbo
   }
 }
 
-// Set how far each node is from the nearest root: up to `radius`, or kFar. `reached` is memory for all nodes.
+// Set the distance of each node to the nearest root, or kFar if it is over `radius`, by breadth-first search.
+// `reached` is scratch memory for all nodes.
 void measure(
     const uint8_t* roots, int32_t num_nodes, int radius, const Neighbour* table, uint8_t* distance, int32_t* reached) {
   int32_t begin = 0, end = 0;
@@ -64,10 +65,11 @@ template <class Real>
 void flat(
     int64_t rows, int32_t max_nodes, int32_t max_edges, int32_t radius, const Real* edges, const Real* num_edges,
     const Real* num_nodes, const uint8_t* roots, int64_t* index, int32_t* neighbours, uint8_t* kinds, int64_t* sizes) {
+  // 1. The neighbours and distances of each row's nodes, and the number of nodes by distance and row.
   std::vector<Neighbour> tables(std::size_t(rows) * max_nodes * kSlots);
   std::vector<uint8_t> distances(std::size_t(rows) * max_nodes);
   std::vector<int32_t> counts(rows), positions(max_nodes);
-  std::vector<int64_t> starts(std::size_t(radius + 1) * rows);  // first numbers of nodes, then where they begin
+  std::vector<int64_t> starts(std::size_t(radius + 1) * rows);  // numbers of nodes, from 2. on their starts
   for (int64_t row = 0; row < rows; row++) {
     Neighbour* table = tables.data() + row * max_nodes * kSlots;
     uint8_t* distance = distances.data() + row * max_nodes;
@@ -77,6 +79,7 @@ void flat(
     for (int32_t i = 0; i < nodes; i++)
       if (distance[i] != kFar) starts[distance[i] * rows + row]++;
   }
+  // 2. Where the nodes of each distance and row start.
   int64_t total = 0;
   for (int step = 0; step <= radius; step++) {
     for (int64_t row = 0; row < rows; row++) {
@@ -86,6 +89,7 @@ void flat(
     }
     sizes[radius - step] = total;
   }
+  // 3. The position of each node, and those of its neighbours.
   for (int64_t row = 0; row < rows; row++) {
     const Neighbour* table = tables.data() + row * max_nodes * kSlots;
     const uint8_t* distance = distances.data() + row * max_nodes;
@@ -150,10 +154,11 @@ void sum_messages_backward(
 
 extern "C" {
 
-// Lay the nodes within `radius` of the roots [rows][max_nodes] end to end: by distance, then row, then node.
+// Put the nodes within `radius` of the roots [rows][max_nodes] end to end: by distance, then row, then node.
 //
-// index [nodes]: row * max_nodes + node. neighbours, kinds [nodes nearer than radius][4]: the place of each in that
-// order or -1, and the kind of edge to it. sizes [radius + 1]: how many nodes are within radius, radius - 1, ..., 0.
+// index [nodes]: row * max_nodes + node. neighbours, kinds [nodes nearer than radius][4]: the position of each
+// neighbour in that order or -1, and the kind of edge to it. sizes [radius + 1]: the numbers of nodes within radius,
+// radius - 1, ..., 0.
 void graph_flat_float(
     int64_t rows, int32_t max_nodes, int32_t max_edges, int32_t radius, const float* edges, const float* num_edges,
     const float* num_nodes, const uint8_t* roots, int64_t* index, int32_t* neighbours, uint8_t* kinds,
@@ -168,7 +173,7 @@ void graph_flat_double(
   flat(rows, max_nodes, max_edges, radius, edges, num_edges, num_nodes, roots, index, neighbours, kinds, sizes);
 }
 
-// sums[i] = sum over the neighbours of i of relu(sent[neighbour] + offsets[kind of edge]).
+// Compute sums[i] = sum over the neighbours of i of relu(sent[neighbour] + offsets[kind of edge]).
 void graph_sum_float(
     int64_t receivers, int64_t width, const float* sent, const float* offsets, const int32_t* neighbours,
     const uint8_t* kinds, float* sums) {

@@ -1,4 +1,4 @@
-// A rule's gates, and the plan by which its source is found in a circuit.
+// The gates of a rule, and the plan to find its source in a circuit.
 #pragma once
 #include <tuple>
 
@@ -10,7 +10,8 @@ constexpr int kMostGates = 8, kMostWires = 4, kMostParameters = 4;
 struct Expression {
   int8_t coefficients[kMostParameters];
   int64_t constant;
-  int parameter() const {  // of an expression that is one parameter; -1 of a constant
+  // Return the number of the parameter that the expression consists of, or -1 if it is a constant.
+  int parameter() const {
     for (int k = 0; k < kMostParameters; k++)
       if (coefficients[k]) return k;
     return -1;
@@ -24,13 +25,14 @@ struct SymbolicGate {
   int num_ports() const { return kind == CX ? 2 : 1; }
 };
 
-// How a source's next gate is found and checked. Gates are numbered as they are found, wires as they are met.
+// How the next gate of a source is found and checked. Gates are numbered in the order in which they are found, wires in
+// the order in which they are met.
 struct Step {
   uint8_t kind = 0;
-  int8_t from = -1, from_port = 0, is_after = 0;      // it follows (or precedes) gate `from` on the wire of that port
-  int8_t wires[2] = {-1, -1}, is_new[2] = {0, 0};     // of its ports
-  int8_t before[2] = {-1, -1}, after[2] = {-1, -1};   // gates found already that are next to it
-  int8_t parameter = -1, is_bound = 0;                // of the angle; is_bound: it has to be the same as before
+  int8_t from = -1, from_port = 0, is_after = 0;      // next to gate `from` on the wire of that port
+  int8_t wires[2] = {-1, -1}, is_new[2] = {0, 0};     // by port
+  int8_t before[2] = {-1, -1}, after[2] = {-1, -1};   // neighbours found before it
+  int8_t parameter = -1, is_bound = 0;                // the angle's; is_bound: an earlier step has bound it
   int64_t constant = 0;
   auto key() const {
     return std::make_tuple(kind, from, from_port, is_after, wires[0], wires[1], is_new[0], is_new[1], before[0],
@@ -41,22 +43,25 @@ struct Step {
 
 struct Source {
   std::vector<Step> steps;
-  int8_t num_wires = 0, rule_wire[kMostWires] = {};            // met wire -> wire of the rule
-  int8_t first[kMostWires] = {}, last[kMostWires] = {};        // found gates at the ends of each met wire
-  std::vector<std::pair<int8_t, int8_t>> ways_round;           // (u, v): from behind u's last gate to v's first
+  int8_t num_wires = 0, rule_wire[kMostWires] = {};            // wire in the plan -> wire of the rule
+  int8_t first[kMostWires] = {}, last[kMostWires] = {};        // the first and last gate on each wire of the plan
+  // Wires (u, v) such that no path may lead from behind the last gate of u to the first of v.
+  std::vector<std::pair<int8_t, int8_t>> ways_round;
 };
 
-// Finds the plan of a source: its gates in the order in which each shares a wire with one before.
+// Plans the search for a source: an order of its gates in which each is next to one before it.
 class Planner {
  public:
   explicit Planner(const std::vector<SymbolicGate>& gates) : gates_(gates) { link(); }
 
   Source plan() {
+    // The steps.
     for (int gate = 0; gate >= 0; gate = beside_found()) {
       source_.steps.push_back(step(gate));
       number_[gate] = int8_t(found_.size());
       found_.push_back(gate);
     }
+    // The ends of wires, and the paths between them that would lead through other gates.
     for (int8_t u = 0; u < source_.num_wires; u++) {
       const int w = source_.rule_wire[u];
       source_.first[u] = number_[first_[w]];
@@ -68,7 +73,7 @@ class Planner {
   }
 
  private:
-  // Joins each gate to those before and after it on its wires.
+  // Link each gate to those before and after it on its wires, and note which gates lead to which.
   void link() {
     for (int i = 0; i < kMostGates; i++) number_[i] = before_[i][0] = before_[i][1] = after_[i][0] = after_[i][1] = -1;
     for (int w = 0; w < kMostWires; w++) first_[w] = last_[w] = met_[w] = -1;
@@ -116,7 +121,7 @@ class Planner {
     return step;
   }
 
-  // Returns the first gate not found that is next to one found, or -1.
+  // Return the first gate that is not found yet but next to one that is, or -1.
   int beside_found() const {
     for (int i = 0; i < int(gates_.size()); i++)
       for (int p = 0; p < gates_[i].num_ports(); p++)

@@ -1,7 +1,9 @@
-// Rules (source -> target) on circuits: where they match, and what becomes of a circuit by one.
+// Rewrite rules (source -> target) on circuits: where they match, and the circuit that results.
 //
-// A source matches where its gates are gates of the circuit that follow each other on wires exactly as in the source,
-// with nothing between them on another way round: then the circuit is something, the source, something, in this order.
+// A source matches gates of the circuit that follow each other on wires exactly as in the source, if no path through
+// other gates leads from one of them to another. The circuit can then be written as: gates before, source, gates after.
+//
+// All sources are matched at once by a tree of their steps, so that common beginnings are checked once.
 #pragma once
 #include <map>
 
@@ -21,22 +23,24 @@ class Rules {
   explicit Rules(std::vector<Rule> rules);
 
   int32_t size() const { return int32_t(rules_.size()); }
-  // Returns by how many gates a rule makes a circuit longer, at most: rotations by 0 are left out of it.
-  int32_t growth(int32_t rule) const { return int32_t(rules_[rule].target.size()) - int32_t(rules_[rule].source.size()); }
+  // Return the largest number of gates that a rule adds. It adds fewer where a rotation of its target is by 0.
+  int32_t growth(int32_t rule) const {
+    return int32_t(rules_[rule].target.size()) - int32_t(rules_[rule].source.size());
+  }
 
-  // Calls report(first rule, last rule + 1) for each run of rules with a source that matches with its first gate at `gate`.
+  // Call report(first rule, last rule + 1) for each run of rules whose source matches with its first gate at `gate`.
   template <class Report>
   void matches(Dag& dag, int32_t gate, Report&& report) const {
     Found found;
     descend(dag, 0, 0, gate, found, report);
   }
 
-  // Returns the circuit with `rule` applied at `gate`, in canonical order, and marks in it the gates inserted and
-  // those just before the place; false where the rule does not match.
+  // Apply `rule` at `gate`. `result` is the new circuit in canonical order; `marks` are 1 at the gates inserted and at
+  // those just before them. Return false if the rule does not match.
   bool apply(Dag& dag, int32_t gate, int32_t rule, Gates& result, std::vector<uint8_t>& marks) const;
 
  private:
-  // Where to look for a next gate, and which branches begin with each kind that may be there.
+  // A place to look for the next gate, and the branches to follow by the kind of gate there.
   struct Probe {
     int8_t from, from_port, is_after;
     std::vector<int32_t> branches[4];
@@ -72,8 +76,8 @@ class Rules {
   static bool is_convex(Dag& dag, const Source& source, const Found& found);
 
   std::vector<Rule> rules_;
-  std::vector<Source> sources_;      // of each rule
-  std::vector<Branch> branches_;     // of the tree of all sources' steps; the first is the root
+  std::vector<Source> sources_;      // by rule
+  std::vector<Branch> branches_;     // the tree of the steps of all sources; the first is the root
 };
 
 // -- building -------------------------------------------------------------------------------------------------------
@@ -88,6 +92,7 @@ inline Rules::Probe& Rules::probe_of(Branch& branch, const Step& step) {
 inline Rules::Rules(std::vector<Rule> rules) : rules_(std::move(rules)), branches_(1) {
   std::map<std::pair<int32_t, Step>, int32_t> known;
   for (int32_t r = 0; r < size(); r++) {
+    // Follow the steps of the source down the tree, with new branches where there is none.
     sources_.push_back(Planner(rules_[r].source).plan());
     int32_t at = 0;
     for (const Step& step : sources_[r].steps) {
@@ -99,6 +104,7 @@ inline Rules::Rules(std::vector<Rule> rules) : rules_(std::move(rules)), branche
       }
       at = place->second;
     }
+    // The rule ends here, next to others with the same source.
     auto& runs = branches_[at].runs;
     if (!runs.empty() && runs.back().second == r) runs.back().second++;
     else runs.emplace_back(r, r + 1);
@@ -107,9 +113,11 @@ inline Rules::Rules(std::vector<Rule> rules) : rules_(std::move(rules)), branche
 
 // -- matching -------------------------------------------------------------------------------------------------------
 
+// Return whether a gate fits a step of the plan; if so, note its wires and its angle in `found`.
 inline bool Rules::take(const Dag& dag, const Step& step, int32_t gate, int depth, Found& found) {
   const Gate& here = dag.gates[gate];
   if (here.kind != step.kind) return false;
+  // Its wires: new ones differ from all before, and gates found already are its neighbours as in the source.
   for (int p = 0; p < here.num_ports(); p++) {
     const int16_t wire = here.wires[p];
     if (step.is_new[p]) {
@@ -122,6 +130,7 @@ inline bool Rules::take(const Dag& dag, const Step& step, int32_t gate, int dept
     if (step.before[p] >= 0 && dag.before(gate, p) != found.gates[step.before[p]]) return false;
     if (step.after[p] >= 0 && dag.next(gate, p) != found.gates[step.after[p]]) return false;
   }
+  // Its angle: a constant, a parameter that is bound already, or one that it binds.
   if (step.kind == RZ) {
     if (step.parameter < 0) {
       if (here.angle != step.constant) return false;
@@ -135,6 +144,7 @@ inline bool Rules::take(const Dag& dag, const Step& step, int32_t gate, int dept
   return true;
 }
 
+// Return whether no path through other gates leads from one of the found gates to another.
 inline bool Rules::is_convex(Dag& dag, const Source& source, const Found& found) {
   for (const auto& [u, v] : source.ways_round) {
     const int32_t last = found.gates[source.last[u]];
@@ -145,6 +155,7 @@ inline bool Rules::is_convex(Dag& dag, const Source& source, const Found& found)
 }
 
 inline bool Rules::apply(Dag& dag, int32_t gate, int32_t rule, Gates& result, std::vector<uint8_t>& marks) const {
+  // 1. Find the gates of the source.
   const Source& source = sources_[rule];
   Found found;
   for (int k = 0; k < int(source.steps.size()); k++) {
@@ -152,6 +163,7 @@ inline bool Rules::apply(Dag& dag, int32_t gate, int32_t rule, Gates& result, st
     if (gate < 0 || !take(dag, source.steps[k], gate, k, found)) return false;
   }
   if (!is_convex(dag, source, found)) return false;
+  // 2. Gates that depend on the source come after the target, all others before it.
   enum : uint8_t { kBefore, kTaken, kAfter };
   std::vector<uint8_t> side(dag.size(), kBefore);
   for (size_t k = 0; k < source.steps.size(); k++) side[found.gates[k]] = kTaken;
@@ -166,12 +178,14 @@ inline bool Rules::apply(Dag& dag, int32_t gate, int32_t rule, Gates& result, st
     place[i] = int32_t(gates.size());
     gates.push_back(dag.gates[i]), marked.push_back(0);
   }
+  // 3. Mark the gates just before the source, on each of its wires.
   int16_t wires[kMostWires];
   for (int u = 0; u < source.num_wires; u++) {
     wires[source.rule_wire[u]] = found.wires[u];
     const int32_t first = found.gates[source.first[u]], b = dag.before(first, dag.port(first, found.wires[u]));
     if (b >= 0) marked[place[b]] = 1;
   }
+  // 4. Insert the target, without rotations by 0.
   for (const SymbolicGate& each : rules_[rule].target) {
     int64_t angle = each.angle.constant;
     for (int k = 0; k < kMostParameters; k++)
@@ -181,6 +195,7 @@ inline bool Rules::apply(Dag& dag, int32_t gate, int32_t rule, Gates& result, st
     gates.push_back({each.kind, {wires[each.wires[0]], each.kind == CX ? wires[each.wires[1]] : int16_t(-1)}, angle});
     marked.push_back(1);
   }
+  // 5. Put the result in canonical order.
   for (int32_t i = 0; i < dag.size(); i++)
     if (side[i] == kAfter) gates.push_back(dag.gates[i]), marked.push_back(0);
   result.clear(), marks.clear();
