@@ -63,7 +63,7 @@ class Scores:
     tiers: tuple[str, ...] = ()
 
 
-class Remembered:
+class PolicyMemory:
     """What a policy remembers of E environments that it acts in: `state` `[E, S]`, 0 where episodes start."""
 
     def __init__(self, model: ActorCritic, num_envs: int) -> None:
@@ -86,13 +86,13 @@ class Policy:
     normalizer: ObsNormalizer | None
     spec: EnvSpec
 
-    def memory(self, num_envs: int) -> Remembered | None:
+    def memory(self, num_envs: int) -> PolicyMemory | None:
         """Return what it remembers at the start of episodes, None of a model without memory."""
-        return Remembered(self.model, num_envs) if self.model.state_size else None
+        return PolicyMemory(self.model, num_envs) if self.model.state_size else None
 
     @torch.inference_mode()
     def act(
-        self, obs: ObsArrays, mask: np.ndarray | None, remembered: Remembered | None = None
+        self, obs: ObsArrays, mask: np.ndarray | None, remembered: PolicyMemory | None = None
     ) -> np.ndarray:
         """Return the mode of the policy for obs `[E, *shape]` as actions `[E, *action.shape]`."""
         return self.distribution(self.params(obs, remembered), mask).mode().cpu().numpy()
@@ -104,14 +104,18 @@ class Policy:
 
     @torch.inference_mode()
     def sample(
-        self, obs: ObsArrays, mask: np.ndarray | None, noise: np.ndarray, remembered: Remembered | None = None
+        self,
+        obs: ObsArrays,
+        mask: np.ndarray | None,
+        noise: np.ndarray,
+        remembered: PolicyMemory | None = None,
     ) -> np.ndarray:
         """Return actions drawn by noise `[E, model.num_noise]`, of the law that `ActionDistribution.sample` names."""
         params = self.params(obs, remembered)
         return self.distribution(params, mask).sample(torch.from_numpy(noise)).numpy()
 
     @torch.inference_mode()
-    def params(self, obs: ObsArrays, remembered: Remembered | None = None) -> torch.Tensor:
+    def params(self, obs: ObsArrays, remembered: PolicyMemory | None = None) -> torch.Tensor:
         """Return the action parameters `[E, P]` for obs `[E, *shape]`, and have `remembered` go on."""
         parameter = next(self.model.parameters())
 
@@ -286,7 +290,7 @@ class RunEvaluator:
         policy = Policy(context.model, context.obs_normalizer, context.spec)
         self.evaluator = evaluator_of(context.spec)(policy, context.config, context.topology.collector)
         self.group = context.group
-        self.players = list(context.eval_ranks)  # ranks that can play: they hold the parameters
+        self.eval_ranks = list(context.eval_ranks)  # ranks that can play: they hold the parameters
         self.num_shards = context.shape.local_num_shards
         self.best: dict[str, float] = {}
         self.target: dict[str, float] = {}
@@ -399,16 +403,16 @@ class RunEvaluator:
 
     @property
     def _num_lots(self) -> int:
-        return len(self.players) * self.num_shards
+        return len(self.eval_ranks) * self.num_shards
 
     def _most_of_a_lot(self, num_episodes: int) -> int:
         return -(-num_episodes // self._num_lots)
 
     def _lots(self, num_episodes: int) -> list[range]:
         """Return the numbers of this rank's episodes in each of its lots."""
-        if self.group.rank not in self.players:
+        if self.group.rank not in self.eval_ranks:
             return []
-        first = self.players.index(self.group.rank) * self.num_shards
+        first = self.eval_ranks.index(self.group.rank) * self.num_shards
         return [range(first + s, num_episodes, self._num_lots) for s in range(self.num_shards)]
 
     def _of_all(self, lots: Sequence[torch.Tensor], num_columns: int, num_episodes: int) -> list[list[float]]:
@@ -418,7 +422,7 @@ class RunEvaluator:
         for of_lot, rows in zip(own, lots, strict=False):
             of_lot[: len(rows)] = rows
         # [W, S, n/L, k] -> [L, n/L, k] -> [n/L, L, k] -> by episode, L lots of all P players
-        dealt = self.group.gather(own)[self.players].flatten(0, 1).transpose(0, 1).flatten(0, 1)
+        dealt = self.group.gather(own)[self.eval_ranks].flatten(0, 1).transpose(0, 1).flatten(0, 1)
         return dealt[:num_episodes].T.tolist()
 
 

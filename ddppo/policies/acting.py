@@ -17,7 +17,7 @@ import numpy as np
 from ddppo.envs.encoding.gym_spaces import MASK, decode_actions, space_leaves
 from ddppo.envs.encoding.observations import RowEncoder, WrongOutput
 from ddppo.envs.registration import numbered
-from ddppo.loop.evaluation import Remembered
+from ddppo.loop.evaluation import PolicyMemory
 from ddppo.policies.loading import Trained, refuse_text, spaces, trained
 from ddppo.seeding import stream
 
@@ -62,7 +62,7 @@ class LoadedPolicy:
         # The first array in an observation: its number of dimensions tells a batch from a single observation.
         self._first = space_leaves(self._encode.space)[0]
         self._stream = stream(seed, "action")
-        self._remembered: Remembered | None = None
+        self._remembered: PolicyMemory | None = None
 
     def __call__(self, obs: Any, mask: Any = None, deterministic: bool = True) -> Any:
         """Return the action for one observation, or the actions `[n, ...]` for n observations.
@@ -97,7 +97,7 @@ class LoadedPolicy:
             self._check_size(where.size, "told where episodes start in")
             self._remembered.forget(where)
 
-    def _memory(self, n: int) -> Remembered | None:
+    def _memory(self, n: int) -> PolicyMemory | None:
         """Return the state of n environments, or None for a model without memory."""
         if self._remembered is None:
             self._remembered = self.trained.policy.memory(n)

@@ -72,7 +72,7 @@ class RankContext:
     sampler: TaskSampler
     # Made from all of the above. `build` returns a context with these; the one that a topology keeps is without them.
     topology: "Topology" = cast("Topology", None)
-    eval_ranks: tuple[int, ...] = ()  # ranks that play evaluation episodes: they hold the current parameters
+    eval_ranks: tuple[int, ...] = ()  # ranks that run evaluation episodes: they hold the current parameters
     derived: dict[str, Any] = field(default_factory=dict)  # values that summary.json reports
 
     # -- The share of this rank.

@@ -11,7 +11,7 @@ import torch
 
 from ddppo.envs.encoding.gym_spaces import MASK, decode_actions
 from ddppo.errors import TrainingError
-from ddppo.loop.evaluation import Remembered
+from ddppo.loop.evaluation import PolicyMemory
 from ddppo.policies.acting import LoadedPolicy
 from ddppo.policies.export.files import Run
 from ddppo.policies.export.portable import ACTION, NEXT_STATE, STATE, Arrays, Portable, described
@@ -106,7 +106,7 @@ def check(policy: LoadedPolicy, run: Run, inputs: Arrays, rows: np.ndarray) -> E
 
 
 def _step(
-    policy: LoadedPolicy, run: Run, inputs: Arrays, rows: np.ndarray, remembered: Remembered | None
+    policy: LoadedPolicy, run: Run, inputs: Arrays, rows: np.ndarray, remembered: PolicyMemory | None
 ) -> ExportAgreement:
     """Compare one step, and advance `remembered`, the policy's memory."""
     # The policy's distribution, and the file's outputs: for all rows, and for the first row alone.
