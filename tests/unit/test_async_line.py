@@ -9,8 +9,8 @@ from ddppo.collectives.peers import OwnPace, last_words
 from ddppo.config.settings import DistSettings
 from ddppo.distributed.topologies.async_actors.connections import (
     ActorConnections,
-    Connection,
     Listener,
+    PeerConnection,
     connect,
 )
 from ddppo.distributed.topologies.async_actors.learner import largest_lag, updates_ahead
@@ -20,7 +20,7 @@ from tests.support import PATIENCE_S
 
 @pytest.fixture
 def wires():
-    ends = [Connection(end, timeout_s=PATIENCE_S) for end in socket.socketpair()]
+    ends = [PeerConnection(end, timeout_s=PATIENCE_S) for end in socket.socketpair()]
     yield ends
     for end in ends:
         end.close()
@@ -44,7 +44,7 @@ def test_a_message_larger_than_the_sockets_room_arrives_whole(wires):
 
 
 def test_no_wait_is_without_a_limit():
-    one, other = (Connection(end, timeout_s=0.2) for end in socket.socketpair())
+    one, other = (PeerConnection(end, timeout_s=0.2) for end in socket.socketpair())
     with pytest.raises(TimeoutError, match="no word for"):
         one.receive(memoryview(bytearray(1)))
     with pytest.raises(TimeoutError):

@@ -1,7 +1,7 @@
 """env_workers: rank 0 acts and learns, the other ranks step its environments.
 
 Each step takes two messages: `StepMessages` broadcasts all actions from rank 0, and gathers the results at rank 0.
-There, `RemoteEnvs` looks like any other batch of environments, so collector and learner are those of one process, and
+There, `RankEnvs` looks like any other batch of environments, so collector and learner are those of one process, and
 results are equal to the bit.
 """
 
@@ -38,7 +38,7 @@ class EnvWorkers(Topology):
             self.env = context.envs()
         else:
             names = EnvNames(range(shape.num_envs), context.group.rank)
-            self.collector = context.collector(RemoteEnvs(self._messages, context.spec, names), 0)
+            self.collector = context.collector(RankEnvs(self._messages, context.spec, names), 0)
 
     def reset(self, sample: TaskSample) -> None:
         if self.collector is not None:
@@ -155,7 +155,7 @@ class StepMessages:
         return self._layout.obs(rows), self._layout.mask(rows)
 
 
-class RemoteEnvs(Unsaved):
+class RankEnvs(Unsaved):
     """The `VecEnv` of rank 0: the environments of all other ranks."""
 
     def __init__(self, messages: StepMessages, spec: EnvSpec, names: EnvNames) -> None:

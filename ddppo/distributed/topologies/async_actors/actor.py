@@ -14,8 +14,8 @@ from ddppo.distributed.topologies.async_actors.connections import (
     END,
     REPLY_HEADER,
     ROLLOUT_HEADER,
-    Connection,
     ParameterReply,
+    PeerConnection,
     ReplyHeader,
     RolloutHeader,
     as_bytes,
@@ -88,7 +88,7 @@ class AsyncActor(Topology):
 
     def _send(
         self,
-        learner: Connection,
+        learner: PeerConnection,
         collected: Collected,
         version: int,
         stop: StopRequest,

@@ -1,6 +1,6 @@
 """Connections between the learner of async_actors and its actors: one socket each, with messages of known sizes.
 
-Read from the bottom of the stack to the top: `Connection` is one end of a socket, `Listener` and `connect` set it up, a
+Read from the bottom of the stack to the top: `PeerConnection` is an end of a socket, `Listener` and `connect` set it up, a
 `RolloutHeader` and a `ReplyHeader` begin the two kinds of messages, and `ActorConnections` is the learner's view of all
 actors: connected, acting, ready with a rollout, or lost.
 
@@ -38,7 +38,7 @@ from ddppo.ppo.rollout import FinishedEpisode
 # -- A connection, and how it is made.
 
 
-class Connection:
+class PeerConnection:
     """One end of a socket. Every wait has a limit; time that waits and time that moves bytes are measured apart."""
 
     def __init__(self, connection: socket.socket, timeout_s: float) -> None:
@@ -145,7 +145,7 @@ class Listener:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def accept(self) -> tuple[int, Connection] | None:
+    def accept(self) -> tuple[int, PeerConnection] | None:
         """Return the rank that has connected, and the connection; None if its greeting is wrong or does not come."""
         connection, _ = self._socket.accept()
         connection.settimeout(_GREETING_S)
@@ -154,7 +154,7 @@ class Listener:
             if len(greeting) == _GREETING.size:
                 token, rank = _GREETING.unpack(greeting)
                 if hmac.compare_digest(token, self._token.encode()):
-                    return rank, Connection(connection, self._timeout_s)
+                    return rank, PeerConnection(connection, self._timeout_s)
         connection.close()
         return None
 
@@ -162,7 +162,7 @@ class Listener:
         self._socket.close()
 
 
-def connect(store: dist.Store, rank: int, timeout_s: float) -> Connection:
+def connect(store: dist.Store, rank: int, timeout_s: float) -> PeerConnection:
     """Connect an actor to the learner.
 
     Raises OSError if the learner cannot be reached, DistError if it does not write its address to the store in time.
@@ -175,7 +175,7 @@ def connect(store: dist.Store, rank: int, timeout_s: float) -> Connection:
     else:
         connection = socket.create_connection((machine, where), timeout_s)
     connection.sendall(_GREETING.pack(token.encode(), rank))
-    return Connection(connection, timeout_s)
+    return PeerConnection(connection, timeout_s)
 
 
 # -- The two messages. An actor sends: RolloutHeader, rollout, finished episodes. The learner replies: ReplyHeader,
@@ -223,7 +223,7 @@ def episode_rows(episodes: list[FinishedEpisode]) -> np.ndarray:
     return np.array(rows, np.float64).reshape(len(rows), _EPISODE_NUMBERS)
 
 
-def receive_episodes(connection: Connection, number: int) -> list[FinishedEpisode]:
+def receive_episodes(connection: PeerConnection, number: int) -> list[FinishedEpisode]:
     rows = np.empty((number, _EPISODE_NUMBERS))
     connection.receive(rows.reshape(-1).view(np.uint8).data)
     return [FinishedEpisode(int(t), int(i), total, int(length)) for t, i, total, length in rows.tolist()]
@@ -238,7 +238,7 @@ class ParameterReply:
         # On a CPU the vector's own memory is sent; from a GPU, a copy.
         self._on_cpu = self._vector if self._vector.device.type == "cpu" else self._vector.cpu()
 
-    def send(self, connection: Connection, header: ReplyHeader) -> None:
+    def send(self, connection: PeerConnection, header: ReplyHeader) -> None:
         if self._on_cpu is not self._vector:
             self._on_cpu.copy_(self._vector)
         parts: list[memoryview | bytes] = [REPLY_HEADER.pack(*header), as_bytes(self._on_cpu)]
@@ -246,7 +246,7 @@ class ParameterReply:
             parts.append(as_bytes(self._normalizer.state.contiguous()))
         connection.send(*parts)
 
-    def receive(self, connection: Connection) -> None:
+    def receive(self, connection: PeerConnection) -> None:
         """Receive what follows a ReplyHeader, into the model's parameters and the normaliser."""
         connection.receive(as_bytes(self._on_cpu))
         if self._on_cpu is not self._vector:
@@ -265,7 +265,7 @@ class ConnectedActor:
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
-        self.connection: Connection | None = None  # None before it connects, and after it is lost
+        self.connection: PeerConnection | None = None  # None before it connects, and after it is lost
         self.is_acting = False  # else it waits for a reply
         self.since = time.monotonic()  # when it began to act, or to wait
         self.num_starts = 0  # processes that this rank has been
@@ -446,6 +446,6 @@ class ActorConnections:
         )
 
 
-def _send_end(connection: Connection) -> None:
+def _send_end(connection: PeerConnection) -> None:
     with suppress(OSError):
         connection.send(REPLY_HEADER.pack(*END))
