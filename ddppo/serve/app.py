@@ -296,6 +296,7 @@ class Server:
 
         (https://prometheus.io/docs/instrumenting/exposition_formats/)
         """
+        # Each metric: its name without the prefix, its type, its meaning, and its value or values by reason.
         pool, counts = self.pool, self.counts
         refused = {reason: counts[f"refused_{reason}"] for reason in _REFUSALS}
         dropped = {reason: counts[f"dropped_{reason}"] for reason in _DROPS}
@@ -332,6 +333,7 @@ def make_app(server: Server) -> FastAPI:
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
+        # Watch the pool while the application runs.
         watching = asyncio.ensure_future(server.watch())
         try:
             yield

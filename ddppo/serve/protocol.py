@@ -119,6 +119,7 @@ def action_of(message: dict[str, Any], spec: ActionSpec) -> np.ndarray | str:
             return np.array(numbers, np.float64)
         except OverflowError as e:
             raise BadMessage("VALIDATION_ERROR", "action must hold numbers of 64 bits", id) from e
+    # Booleans are no numbers here, although bool is a subclass of int.
     sizes = (2,) * num_numbers if spec.kind == "multi_binary" else spec.sizes
     if not all(type(x) is int and 0 <= x < n for x, n in zip(numbers, sizes, strict=True)):
         raise BadMessage("VALIDATION_ERROR", f"action must be whole and below {max(sizes)}", id)

@@ -43,6 +43,7 @@ class ServeSettings:
 
 def check(settings: ServeSettings) -> None:
     """Raise ConfigError for settings that would let anybody use the server, or that need root."""
+    # Without a token, only programs of this machine may connect.
     if settings.token is None and not _is_loopback(settings.host):
         raise ConfigError(
             f"host={settings.host} can be reached from other machines: set token_file=<file>, whose first line "
@@ -74,6 +75,7 @@ def served(settings: ServeSettings) -> Iterator[str]:
             yield address(listener)
         finally:
             server.should_exit = True
+            # uvicorn looks at this flag several times a second, then ends sessions.
             thread.join(20.0)
 
 
@@ -94,6 +96,7 @@ def listening(
     limits = settings.limits
     logging.getLogger("uvicorn.error").addFilter(_is_no_false_alarm)
     with listener:
+        # Drop connections whose client takes no more data.
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNTAKEN_MS)
         # 2. The slots, one process each.

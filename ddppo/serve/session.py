@@ -153,6 +153,7 @@ def protocols(
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
+            # Each connection costs memory and a file descriptor, even one that never asks for anything.
             if len(self.connections) > limits.max_connections:
                 counts["dropped_crowd"] += 1
                 transport.abort()
@@ -188,11 +189,13 @@ def protocols(
 
         def handle_ping(self) -> None:
             super().handle_ping()
+            # A ping costs the server an answer, and is no message that the rate limit would count.
             if self._pings.wait_s(time.monotonic()) > 0.0:
                 self._drop("pings")
 
         def handle_cont(self, event: Frame) -> None:
             super().handle_cont(event)
+            # Fragments are kept until the message is complete.
             if len(self.frames) > _MOST_FRAGMENTS:
                 self._drop("fragments")
 

@@ -61,6 +61,7 @@ class CyborgEnv(gym.Env):
         compliance: str = "state",
         alignment_weight: float = 30.0,
     ) -> None:
+        # Check the settings, as users give them on the command line.
         check_episode_steps(episode_steps)
         if red not in _RED:
             raise ConfigError(f"red={red}: must be one of {', '.join(_RED)}")

@@ -170,6 +170,7 @@ def _check_lineage(trials: tuple[TrialRecord, ...]) -> None:
     """Raise FieldError unless trials are numbered upwards and inherit from earlier ones."""
     seen: set[int] = set()
     for trial in trials:
+        # The report draws lines from each trial to the one it inherits from.
         if seen and trial.number <= max(seen):
             raise FieldError(f"trial {trial.number} stands after trial {max(seen)}")
         if trial.inherited_from is not None and trial.inherited_from not in seen:
@@ -211,6 +212,7 @@ def _summary(path: Path) -> tuple[str, dict[str, str]]:
     content = _parsed(path)
     try:
         facts = {
+            # The command and the commit name the code that ran, the date when.
             "command": one_line(content.values.get("command") or "", 2000),
             "measured": content.text("started_at", default="")[:10],
             "commit": content.text("git_commit", default="")[:12],
@@ -264,6 +266,7 @@ def _sampled(row: Fields) -> Sampled:
 
 def _episodes(path: Path) -> Episodes:
     def training(row: Fields) -> tuple[int, float, float] | None:
+        # Episodes of evaluation are no part of training.
         if row.values.get("evaluation") == "evaluate":
             return None
         compliance = row.number("compliance", low=0, high=1)

@@ -274,6 +274,7 @@ def search(
                 raise
             warn(f"{e}; the search ends with what was found")
             break
+        # Take the best circuit, and report from time to time.
         left -= _ROUND_STEPS
         now = time.monotonic()
         best.update(found, rewriter, cost, now - began)

@@ -311,6 +311,7 @@ def _typed(option: str, shape: Shape, value: Any) -> Any:
     if kind == "list":
         many: Sequence[Any] = value if isinstance(value, list) else [value]
         return [_typed(option, shape.member, inner) for inner in many]
+    # Scalars: JSON has types already, the words of a command line are texts.
     if not isinstance(value, str):
         return value
     if kind in NUMBERS:

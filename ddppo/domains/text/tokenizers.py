@@ -72,6 +72,7 @@ def make_tokenizer(spec: EnvSpec, model: ModelSettings) -> Tokenizer:
     """Return the language model's tokenizer with model.name=hf, else the task's own, else bytes. Raises ConfigError."""
     assert spec.action.kind == "text", spec
     config = text_settings(model)
+    # A language model has its own tokens, whatever the task declares.
     if isinstance(config, HfSettings):
         assert config.hf_path is not None, "checked before"
         return HuggingFaceTokenizer(config.hf_path, config.turn_tokens, config.obs_tokens)
@@ -93,6 +94,7 @@ def make_tokenizer(spec: EnvSpec, model: ModelSettings) -> Tokenizer:
             f"{attribute} cannot be imported and made as {name}(turn_tokens={config.turn_tokens}, "
             f"obs_tokens={config.obs_tokens}): {in_one_line(e)}"
         ) from e
+    # Check the methods now, and not when one is first called.
     if missing := [required for required in _REQUIRED if not hasattr(tokenizer, required)]:
         raise ConfigError(
             f"{attribute}: a {name} has no {', '.join(missing)}; see ddppo.domains.text.tokenizers.Tokenizer"
@@ -218,5 +220,6 @@ class HuggingFaceDialogue:
     def _read(self, text: str) -> list[int]:
         """Return the tokens of a text and of the mark "\\n>". A text that is too long is cut before the mark."""
         encode, most = self._tokenizer.tokens.encode, self._tokenizer.obs_tokens
+        # The mark always fits, as it is cut to obs_tokens first.
         mark = encode("\n>", add_special_tokens=False)[-most:]
         return [*encode(text, add_special_tokens=False)[: most - len(mark)], *mark]

@@ -114,6 +114,7 @@ class Connection:
         except ConnectionClosed as e:
             raise self._ended(e) from e
         finally:
+            # An answer that comes after this counts as late.
             del self._pending[id]
             answered.cancel()
         if (error := answer.get("error")) is not None:
@@ -134,6 +135,7 @@ class Connection:
             await asyncio.wait([self._reading], timeout=_CLOSE_S)
 
     def abort(self) -> None:
+        # Later requests fail with the first cause.
         self._lost = self._lost or EnvServerLost(f"the session with {self.url} was closed")
         self._reading.cancel()
         self._socket.transport.abort()
@@ -156,6 +158,7 @@ class Connection:
         except BadMessage as e:
             self._lost = EnvServerLost(f"{self.url} sent an answer that breaks {PROTOCOL}: {e}")
         finally:
+            # Nobody will answer the open requests any more.
             lost = self._lost or EnvServerLost(f"the session with {self.url} was closed")
             for pending in self._pending.values():
                 if not pending.done():

@@ -88,6 +88,7 @@ def served_spec(env: EnvConfig) -> EnvSpec | None:
             raise ConfigError(
                 f"env.urls: {first} serves {task} and {url} {other[0]}: give servers of one task"
             )
+    # "served" stands for the task of the servers, whatever it is.
     if env.id not in (task, SERVED):
         raise ConfigError(
             f"env.id={env.id}: the servers of env.urls serve {task}: leave it out (env=remote), or serve what it names"
@@ -136,6 +137,7 @@ def _check_slots(env: EnvConfig, num_envs: int, num_more: int) -> None:
         size, held = health.get("size"), health.get("held")
         if not isinstance(size, int) or not isinstance(held, int):
             raise ConfigError(f"env.urls: {url} does not say how many slots it has: is it a server of ddppo?")
+        # Slots held by other clients are not free for this run.
         if size - held < num:
             others = f", {held} of which are held by others" if held else ""
             raise ConfigError(
@@ -143,6 +145,7 @@ def _check_slots(env: EnvConfig, num_envs: int, num_more: int) -> None:
                 f"pool={num + held} or more, or set a smaller env.num_envs"
             )
         more += size - held - num
+    # Evaluation takes the slots that training leaves, on any of the servers.
     if more < num_more:
         raise ConfigError(
             f"eval.every_steps takes {num_more} slots besides those of env.num_envs={num_envs}, one for each rank that "
@@ -194,6 +197,7 @@ def _get(env: EnvConfig, address: str, url: str) -> dict[str, Any]:
                 "needs a token: set env.token_file" if e.code == 401 else f"answered {e.code} to {address}"
             )
         raise ConfigError(f"env.urls: {url} {fault}") from e
+    # Not reached, no JSON, or no HTTP.
     except (OSError, ValueError, http.client.HTTPException) as e:
         why = getattr(e, "reason", e)
         raise ConfigError(

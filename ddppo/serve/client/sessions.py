@@ -127,10 +127,12 @@ class Sessions:
                 assert error is not None
                 raise error
             sessions = [each.result() for each in opening]
+            # All environments of a run have one spec.
             if other := next((each for each in sessions if each.spec != sessions[0].spec), None):
                 raise ConfigError(f"{other.url} and {sessions[0].url} serve different tasks")
             return sessions
         except BaseException:
+            # Close those that have opened, so that their slots are free at once.
             for each in opening:
                 each.cancel()
             ended = await asyncio.gather(*opening, return_exceptions=True)

@@ -54,6 +54,7 @@ class SearchRecords(SamplerRecords):
         rows: list[Sequence[Any]] = []
         for outcome in outcomes:
             self._num_written += 1
+            # An episode passes if it has repairs, and enough of them comply with the order.
             total, succeeds = (
                 outcome.reward + outcome.alignment,
                 outcome.repairs > 0 and outcome.compliance >= gate,

@@ -103,6 +103,7 @@ class OrderSearch(TaskSampler):
         return TaskSample(iteration, super().sample(iteration).seed_of, lambda i: options)
 
     def update(self, results: EpisodeResults | None, messages: Sequence[bytes]) -> None:
+        # Keep the policy of a trial that ended, then begin the next trial within the budget.
         ended = self.campaign.record(messages)
         if ended is None:
             return
@@ -159,4 +160,5 @@ class OrderSearch(TaskSampler):
 
     def _keep(self, ended: OrderTrial) -> None:
         self._kept[ended.trial] = self._run.policy_snapshot()
+        # Policies that no later trial can inherit are dropped.
         self._kept = {trial: self._kept[trial] for trial in self.campaign.to_keep()}

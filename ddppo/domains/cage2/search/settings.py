@@ -120,6 +120,7 @@ class SearchSettings(SamplerSettings):
             raise ConfigError(
                 f"{search} with dist.reduction=ordered: a search is not computed in shards: use dist.reduction=fast"
             )
+        # Each environment plays one episode per iteration.
         if self.budget_episodes < shape.num_envs:
             raise ConfigError(
                 f"search.budget_episodes={self.budget_episodes} is less than one episode of each of the "
@@ -138,6 +139,7 @@ class SearchSettings(SamplerSettings):
 
     def _check_nothing_else(self) -> None:
         defaults = SearchSettings()
+        # A setting that the user changed, but that nothing reads.
         for item in fields(self):
             if (value := getattr(self, item.name)) != getattr(defaults, item.name):
                 raise ConfigError(

@@ -334,6 +334,7 @@ def cost(name: str) -> Cost:
     """
     if name in COSTS:
         return COSTS[name]
+    # A user's function by its import path.
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute):
         known = ", ".join(COSTS)

@@ -157,6 +157,7 @@ class Expander:
             raise TooManyCalls(
                 f"the circuit has more than {MOST_CALLS:,} gates, definitions expanded: split it"
             )
+        # A gate that the circuit has, or a fixed sequence of such gates.
         if isinstance(gate, Primitive):
             yield from (
                 g for g in gate.gates_of(values, wires) if g.kind != RZ or g.angle or not is_inner

@@ -104,6 +104,7 @@ class _Reader:
         # The first word decides; a word that is no keyword is the name of a gate.
         line, word = self._tokens.line, self._tokens.word("a statement")
         match word:
+            # A definition ends with a brace, without a semicolon.
             case "gate":
                 self._known.define(line)
                 return

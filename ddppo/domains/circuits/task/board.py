@@ -243,6 +243,7 @@ def starts(given: str | Sequence[str], cost: Cost) -> tuple[Start, ...]:
         raise ConfigError(f"circuit={','.join(names)}: {twice[0]} is there twice: name each once")
     found = []
     for name in names:
+        # The board takes circuits in canonical order.
         circuit = program(name).circuit.canonical()
         if not len(circuit):
             raise ConfigError(

@@ -133,6 +133,7 @@ class GraphBuffer:
             kept.digest for _, kept in found
         ]:
             found.insert(0, (self._best_cost, self._best))
+        # They are sent once.
         self._new, self._published_cost = [], self._best_cost
         return tuple(
             SharedCircuit(

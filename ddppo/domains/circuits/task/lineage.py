@@ -101,6 +101,7 @@ class Lineage:
             self._table[step, _USES] -= 1
             if self._table[step, _USES]:
                 return
+            # Free the step, then go on to its parent.
             self._free.append(step)
             if step in self._grafts:
                 self._graft_bytes -= len(self._grafts.pop(step)) + _GRAFT_BYTES
@@ -118,6 +119,7 @@ class Lineage:
         cells = self._table.reshape(-1).data  # a memoryview is read several times as fast as an array
         while step != ORIGINAL:
             row = _COLUMNS * step
+            # A graft stands for many rewrites at once, another step for one.
             if cells[row + _NODE] == _GRAFT:
                 found.extend(reversed(unpacked_rewrites(self._grafts[step])))
             else:

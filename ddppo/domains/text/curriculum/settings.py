@@ -97,6 +97,7 @@ class TierSettings:
             raise ConfigError(
                 f"{_PREFIX}intervals={list(self.intervals)}: must be whole numbers above 0 that grow"
             )
+        # A fast track needs that many tries, and only `window` are kept.
         if self.fast_tries > self.window:
             raise ConfigError(
                 f"{_PREFIX}fast_tries={self.fast_tries} is more than the {_PREFIX}window={self.window} tries that "
