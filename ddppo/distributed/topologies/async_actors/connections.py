@@ -1,11 +1,8 @@
 """Connections between the learner of async_actors and its actors: one socket each, with messages of known sizes.
 
-Read from the bottom of the stack to the top: `PeerConnection` is an end of a socket, `Listener` and `connect` set it up, a
-`RolloutHeader` and a `ReplyHeader` begin the two kinds of messages, and `ActorConnections` is the learner's view of all
-actors: connected, acting, ready with a rollout, or lost.
-
-Unlike a process group of torch.distributed, a socket lets an actor that ended come back while the others go on. Nothing
-that arrives is unpickled: a message is a header of fixed size and tensors of known sizes, byte by byte.
+Read from the bottom of the stack to the top: `PeerConnection` is an end of a socket, `Listener` and `connect` set it
+up, a `RolloutHeader` and a `ReplyHeader` begin the two kinds of messages, and `ActorConnections` is the learner's view
+of all actors: connected, acting, ready with a rollout, or lost.
 """
 
 import hmac
