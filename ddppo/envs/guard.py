@@ -72,7 +72,7 @@ class _Trait:
     which: Callable[[Any, Any], str] | None = None  # (before, now) -> the part that changed, for the warning
     is_quick: bool = True  # takes less than 1 us, so it is checked in every iteration
 
-    def said(self, before: Any, now: Any) -> str:
+    def described(self, before: Any, now: Any) -> str:
         if self.which is not None:
             return f"{self.name} {self.which(before, now)}"
         return f"{self.name} from {_short(before)} to {_short(now)}"
@@ -276,12 +276,12 @@ class _State:
         found = []
         for trait, before, now in zip(self._traits, self._before, values, strict=True):
             if trait.harms(before, now):
-                said = trait.said(before, now).rstrip()
+                text = trait.described(before, now).rstrip()
                 with suppress(OSError, ValueError, locale.Error):
                     trait.put(before)
                 if trait.harms(before, trait.get()):
-                    said = f"{said}, which cannot be put back,"
-                found.append((trait.name, said))
+                    text = f"{text}, which cannot be put back,"
+                found.append((trait.name, text))
         return found
 
 
@@ -304,7 +304,7 @@ class _Surroundings(NamedTuple):
         if here.start_method != self.start_method:
             multiprocessing.set_start_method(self.start_method, force=True)
 
-    def said(self, now: "_Surroundings") -> list[str]:
+    def described(self, now: "_Surroundings") -> list[str]:
         found = []
         if self.folder != now.folder:
             found.append(f"the working directory from {self.folder} to {now.folder}")
@@ -333,8 +333,8 @@ def watched(what: str) -> Iterator[list[str]]:
     try:
         yield changes
     finally:
-        found = [*place.said(_Surroundings.now()), *(said for _, said in before.put_back())]
-        changes += [f"{what} changed {said}" for said in found]
+        found = [*place.described(_Surroundings.now()), *(text for _, text in before.put_back())]
+        changes += [f"{what} changed {text}" for text in found]
         place.enter(_Surroundings.now())
 
 
@@ -376,7 +376,7 @@ def _end(env_id: str, what: str, place: _Surroundings, before: _State) -> None:
     _depth -= 1
     found, now, known = before.put_back(), _Surroundings.now(), _own.get(env_id)
     # A task that changed its surroundings once is known; it may do so again without a warning.
-    moved = place.said(now) if known is None else []
+    moved = place.described(now) if known is None else []
     if now != place or known is not None:
         imported = place if known is None else known.imported
         _own[env_id] = _Own(now if what == IMPORT else imported, now)
@@ -384,16 +384,16 @@ def _end(env_id: str, what: str, place: _Surroundings, before: _State) -> None:
     if _depth == 0:
         place.enter(now)
     # Warn of each change once per task, not in every rollout.
-    new = [(name, said) for name, said in found if is_first(f"{env_id} {name}")]
+    new = [(name, text) for name, text in found if is_first(f"{env_id} {name}")]
     if new:
         changed = new[0][1] if len(new) == 1 else ", ".join(name for name, _ in new)
         warn(
             f"env.id={env_id}: {what} changed {changed}: put back, because training relies on it; with "
             "env.backend=pool a task steps in processes of its own, which keep its changes"
         )
-    for said in moved:
-        if is_first(f"{env_id} {said}"):
-            warn(f"env.id={env_id}: {what} changed {said}: it is in force only while the task's code runs")
+    for text in moved:
+        if is_first(f"{env_id} {text}"):
+            warn(f"env.id={env_id}: {what} changed {text}: it is in force only while the task's code runs")
 
 
 def guarding(what: str) -> Callable[[Call], Call]:

@@ -92,24 +92,24 @@ def differences(stored: Plain | None, found: Plain | None) -> list[str]:
     """
     if stored is None or found is None:
         return []
-    said = []
+    sentences = []
     # Observations: names first, then each array.
     was, now = stored["observations"], found["observations"]
     if list(was) != list(now):
-        said.append(f"it observed {_names(was)} and observes {_names(now)}")
+        sentences.append(f"it observed {_names(was)} and observes {_names(now)}")
     else:
         for name, leaf in was.items():
             of = f"observations {name!r}" if name else "observations"
-            said += _of_leaf(of, leaf, now[name], is_action=False)
+            sentences += _of_leaf(of, leaf, now[name], is_action=False)
     # Actions: the spaces, the names if both are known, and whether there are masks.
-    said += _of_leaf("actions", stored["actions"], found["actions"], is_action=True)
+    sentences += _of_leaf("actions", stored["actions"], found["actions"], is_action=True)
     names = stored.get("action_names"), found.get("action_names")
     if None not in names and names[0] != names[1]:
-        said.append(f"its actions were named {_short(names[0])} and are {_short(names[1])}")
+        sentences.append(f"its actions were named {_short(names[0])} and are {_short(names[1])}")
     if stored["action_mask"] != found["action_mask"]:
         had, has = ("with an action mask" if x["action_mask"] else "without" for x in (stored, found))
-        said.append(f"its actions came {had} and come {has}")
-    return said
+        sentences.append(f"its actions came {had} and come {has}")
+    return sentences
 
 
 def plain_of(value: Any) -> Plain | None:
@@ -127,7 +127,7 @@ def _names(observations: Mapping[str, Any]) -> str:
 
 def _of_leaf(of: str, was: Plain, now: Plain, *, is_action: bool) -> list[str]:
     if was["space"] != now["space"]:
-        return [f"its {of} were {_said(was)} and are {_said(now)}"]
+        return [f"its {of} were {_in_words(was)} and are {_in_words(now)}"]
     # Keys that always count; bounds and dtype are compared below.
     differing = [key for key in was if key not in ("low", "high", "dtype") and was[key] != now.get(key)]
     if not differing and was["space"] == "Box":
@@ -159,15 +159,15 @@ def _apart(was: Plain, now: Plain, key: str, *, is_action: bool) -> bool:
     return False
 
 
-def _said(leaf: Plain) -> str:
+def _in_words(leaf: Plain) -> str:
     inner = ", ".join(f"{key} {_short(value)}" for key, value in leaf.items() if key != "space")
     return f"{leaf['space']}({inner})"
 
 
 def _short(value: Any) -> str:
-    said = str(value)
+    text = str(value)
     if isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(x, str) for x in value):
-        said = ", ".join(value)
+        text = ", ".join(value)
     if value is None:
-        said = "none"
-    return said if len(said) <= _MOST_WORDS else f"{said[: _MOST_WORDS - 3]}..."
+        text = "none"
+    return text if len(text) <= _MOST_WORDS else f"{text[: _MOST_WORDS - 3]}..."

@@ -70,17 +70,17 @@ def make_task(env: EnvConfig, render_mode: str | None = None) -> gym.Env:
         )
     except TypeError as e:
         # Three mistakes of a task's author that Gymnasium reports without the remedy.
-        said = " ".join(str(e).partition(" was raised from the environment creator")[0].split())
-        if "Gym is incompatible with Gymnasium" in said:
+        text = " ".join(str(e).partition(" was raised from the environment creator")[0].split())
+        if "Gym is incompatible with Gymnasium" in text:
             raise ConfigError(f"its class is an Env of the old package gym: {REMEDY_OF_GYM}") from e
-        if "must inherit from the gymnasium.Env class" in said:
-            kind = said.rpartition("actual class: ")[2].partition(". ")[0]
+        if "must inherit from the gymnasium.Env class" in text:
+            kind = text.rpartition("actual class: ")[2].partition(". ")[0]
             raise ConfigError(
                 f"what its entry_point makes is {kind}, no gymnasium.Env: derive its class from gymnasium.Env; "
                 f"if it is one of the old package gym, {REMEDY_OF_GYM}"
             ) from e
-        if re.search("space element is not an instance|does not inherit from `gymnasium.Space`", said):
-            raise ConfigError(f"{said}: write `from gymnasium import spaces` for all of them") from e
+        if re.search("space element is not an instance|does not inherit from `gymnasium.Space`", text):
+            raise ConfigError(f"{text}: write `from gymnasium import spaces` for all of them") from e
         raise
     task = adapted(task)
     return task if env.context is None else ContextEnv(task, env.context)

@@ -280,8 +280,8 @@ def explained(name: str, when: str, error: BaseException, task: str = "") -> Env
     if isinstance(error, WrongOutput):
         of_task = f" (task {task})" if task else ""
         return EnvOutputError(f"{name} {error.verb} {error.found} {when}, {error.wanted}{of_task}")
-    said = " ".join(str(error).split())
-    colon = f": {said}" if said else ""
+    text = " ".join(str(error).split())
+    colon = f": {text}" if text else ""
     return EnvRaised(f"{name} raised {type(error).__name__} {when}{colon}", own_traceback(error))
 
 
@@ -322,9 +322,9 @@ def check_finite(
             event = f"the reset after step {step}"
         found.append((row, 2, i, f"{number} in the observation of {event} {where}"))
     if found:
-        _, _, i, said = min(found)
+        _, _, i, text = min(found)
         raise EnvOutputError(
-            f"{names(int(i))} returned {said}: nothing can be learned from it; mend the task, or wrap it so that "
+            f"{names(int(i))} returned {text}: nothing can be learned from it; mend the task, or wrap it so that "
             "it returns finite numbers"
         )
 

@@ -472,7 +472,7 @@ class RecurrentModelCheck(ModelCheck):
         with torch.inference_mode():
             self._stepped(each(lambda x: x[0], obs), state, size)
         both = self._call_or_fail(
-            "unroll", lambda: self.model.unroll(obs, state, starts), f" for {self._said(size)}"
+            "unroll", lambda: self.model.unroll(obs, state, starts), f" for {self._inputs(size)}"
         )
         self._check_unrolled(both, size)
         # Step row after row, with the state set to 0 where an episode starts, and compare each row.
@@ -481,9 +481,9 @@ class RecurrentModelCheck(ModelCheck):
             state = torch.where(starts[t].unsqueeze(-1), 0.0, state)
             row = each(lambda x, t=t: x[t], obs)
             with torch.inference_mode():
-                said, value, state = self._stepped(row, state, size)
+                row_params, value, state = self._stepped(row, state, size)
             if self._is_repeatable(row):
-                self._check_seen("action parameters", said, params[t])
+                self._check_seen("action parameters", row_params, params[t])
                 self._check_seen("values", value, values[t])
 
     def check_policy(self, size: int) -> None:
@@ -504,7 +504,7 @@ class RecurrentModelCheck(ModelCheck):
     def _stepped(self, obs: Obs, state: torch.Tensor, size: int) -> tuple[torch.Tensor, ...]:
         given = state.clone()
         found: Any = self._call_or_fail(
-            "step", lambda: self.model.step(obs, given), f" for {self._said(size)}"
+            "step", lambda: self.model.step(obs, given), f" for {self._inputs(size)}"
         )
         if not (isinstance(found, (tuple, list)) and len(found) == 3):
             raise self.fails("step", "must return three: action parameters, values and the next state")
@@ -549,5 +549,5 @@ class RecurrentModelCheck(ModelCheck):
         rows = torch.linspace(-0.5, 0.5, size * self.model.state_size, dtype=p.dtype, device=p.device)
         return rows.view(size, self.model.state_size)
 
-    def _said(self, size: int) -> str:
+    def _inputs(self, size: int) -> str:
         return f"{size} environments and a state [{size}, {self.model.state_size}]"

@@ -234,5 +234,5 @@ class PoolWorker:
 
 
 def lost_server(names: EnvNames, when: str, lost: ForkServerLost) -> EnvError:
-    said = f"{names.all()}, {when}: the process that their processes fork from {lost}"
-    return EnvWorkerLost(said) if lost.was_killed else EnvError(said)
+    text = f"{names.all()}, {when}: the process that their processes fork from {lost}"
+    return EnvWorkerLost(text) if lost.was_killed else EnvError(text)

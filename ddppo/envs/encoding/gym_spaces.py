@@ -30,19 +30,19 @@ def check_is_space(space: Any, which: str) -> None:
     # Name the usual mistakes: a class in place of an instance, the old package gym, a plain dict.
     kind = type(space)
     if isinstance(space, type):
-        said = f"is the class {space.__name__}, not a space: write {space.__name__}(...)"
+        text = f"is the class {space.__name__}, not a space: write {space.__name__}(...)"
     elif kind.__module__.partition(".")[0] == "gym":
-        said = (
+        text = (
             f"is a {kind.__name__} of the old package gym: write `from gymnasium import spaces`, and gymnasium in "
             "place of gym elsewhere in the task"
         )
     elif isinstance(space, (dict, tuple, list)):
-        said = (
+        text = (
             f"is a {kind.__name__}: make it gymnasium.spaces.{'Dict' if isinstance(space, dict) else 'Tuple'}"
         )
     else:
-        said = f"is {described(space)}: set it to a space of gymnasium.spaces in __init__"
-    raise ConfigError(f"its {which} {said}")
+        text = f"is {described(space)}: set it to a space of gymnasium.spaces in __init__"
+    raise ConfigError(f"its {which} {text}")
 
 
 def action_spec(space: gym.Space) -> ActionSpec:
@@ -58,8 +58,8 @@ def action_spec(space: gym.Space) -> ActionSpec:
 
 
 def _short(space: gym.Space) -> str:
-    said = " ".join(str(space).split())
-    return said if len(said) <= 200 else f"{said[:197]}..."
+    text = " ".join(str(space).split())
+    return text if len(text) <= 200 else f"{text[:197]}..."
 
 
 def _action_spec(space: gym.Space) -> ActionSpec:

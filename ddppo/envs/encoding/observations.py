@@ -111,8 +111,8 @@ def _called(label: str) -> str:
 def _of_type(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return f"of type {type(value).__name__} and dtype {value.dtype}"
-    said = " ".join(repr(value).split()) if isinstance(value, (str, int, float, type(None))) else ""
-    return f"of type {type(value).__name__}" + (f" ({said:.40})" if said else "")
+    text = " ".join(repr(value).split()) if isinstance(value, (str, int, float, type(None))) else ""
+    return f"of type {type(value).__name__}" + (f" ({text:.40})" if text else "")
 
 
 class _Numbers:
@@ -144,8 +144,8 @@ def as_numbers(value: Any, called: str, wanted: str) -> np.ndarray:
         try:
             array = np.asarray(value)
         except Exception as e:  # ragged lists, tensors that need a gradient or lie on a GPU
-            said = " ".join(str(e).split())
-            raise WrongOutput(f"{called} {_of_type(value)}", f"{wanted}: {said:.120}") from e
+            text = " ".join(str(e).split())
+            raise WrongOutput(f"{called} {_of_type(value)}", f"{wanted}: {text:.120}") from e
     # Complex numbers, text, dates and objects.
     if array.dtype.kind not in "biuf":
         raise WrongOutput(f"{called} {_of_type(value)}", wanted)
@@ -218,8 +218,8 @@ def as_floats(array: np.ndarray, dtype: np.dtype, label: str = "", *, is_whole: 
 
 
 def _wrong_number(number: Any, label: str, wanted: str) -> WrongOutput:
-    said = f"{number}" if isinstance(number, np.integer) else f"{number:g}"
-    return WrongOutput(f"{_called(label)} with the number {said}", wanted)
+    text = f"{number}" if isinstance(number, np.integer) else f"{number:g}"
+    return WrongOutput(f"{_called(label)} with the number {text}", wanted)
 
 
 Write = Callable[[Any], None]  # writes an observation into its arrays

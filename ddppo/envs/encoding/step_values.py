@@ -51,10 +51,10 @@ def described(value: Any) -> str:
     if isinstance(shape, tuple) and shape != ():
         return f"a value of type {kind} and shape {tuple(shape)}"
     try:
-        said = " ".join(repr(value).split())
+        text = " ".join(repr(value).split())
     except Exception:  # a user's __repr__ may raise anything
         return f"a value of type {kind}"
-    return f"{said if len(said) <= 60 else said[:57] + '...'} of type {kind}"
+    return f"{text if len(text) <= 60 else text[:57] + '...'} of type {kind}"
 
 
 def _item(value: Any) -> Any:
@@ -157,10 +157,10 @@ def translated(error: BaseException) -> BaseException:
     Wrappers unpack the values of a task and pass a seed on. Such a line of a wrapper then raises, although the mistake
     is in the task.
     """
-    said = str(error)
+    text = str(error)
     # reset() without the keywords seed and options.
     if isinstance(error, TypeError) and (
-        keyword := re.search(r"reset\(\) got an unexpected keyword argument '(seed|options)'", said)
+        keyword := re.search(r"reset\(\) got an unexpected keyword argument '(seed|options)'", text)
     ):
         return WrongOutput(
             "TypeError",
@@ -169,7 +169,7 @@ def translated(error: BaseException) -> BaseException:
             verb="raised",
         )
     # A wrong number of values: look whether the line that raised unpacks the result of step() or reset().
-    if isinstance(error, (ValueError, TypeError)) and "unpack" in said:
+    if isinstance(error, (ValueError, TypeError)) and "unpack" in text:
         # Go to the innermost frame, the line that raised.
         trace = error.__traceback__
         while trace is not None and trace.tb_next is not None:
@@ -178,8 +178,8 @@ def translated(error: BaseException) -> BaseException:
             return error
         code = trace.tb_frame.f_code
         line = linecache.getline(code.co_filename, trace.tb_lineno)
-        got = re.search(r"got (\d+)", said)
-        other = re.search(r"non-iterable (\S+) object", said)
+        got = re.search(r"got (\d+)", text)
+        other = re.search(r"non-iterable (\S+) object", text)
         found = f"{got[1]} values" if got else f"a {other[1]}" if other else "too many values"
         if code.co_name == "step" and ".step(" in line:
             return _no_five(found)

@@ -47,11 +47,15 @@ _PARTS = 9  # two episodes, the second perhaps replayed, and two more of both en
 _TEXT_STEPS = 5
 _START_S = 600.0  # limit for the task to be made, reset and stepped once, which every run needs
 _ENOUGH_S = 30.0  # limit for the rest; also the time after which a slow start is reported
-_RESTORED = "an environment that went on from another's state, in the midst of its second episode, had"
-_UNTRIED = "its further steps, and whether checkpoints hold exactly what environments are in the midst of, are untried"
+_RESTORED = "an environment that continued from another's state, in the middle of its second episode, had"
+_UNTRIED = "its further steps, and whether checkpoints hold the exact state of running episodes, are untried"
 _NAMES = EnvNames(range(2), rank=None)
 
-Tell = Callable[[str, Any], None]
+# Sends a message (kind, value) to the parent:
+#   at: the action that runs next           spec: the EnvSpec              warning: a sentence for the user
+#   wrong: the task breaks its contract     failed: the task raised        fault: the dry run itself broke off
+#   unknown: the task is not registered in the new process                 done: why_inexact
+Send = Callable[[str, Any], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +207,6 @@ def _result(env: EnvConfig, reading: Connection, end: Callable[[], int]) -> DryR
         except EOFError:
             how = how_ended(end())
             raise _TaskFailed(f"env.id={env.id} cannot be trained on: its process {how}, {at}") from None
-        # "at" names the action that runs, for messages about a hang or a crash.
         match kind:
             case "at":
                 at = value
@@ -213,7 +216,7 @@ def _result(env: EnvConfig, reading: Connection, end: Callable[[], int]) -> DryR
                 found.append(value)
             case "wrong":
                 raise ConfigError(value)
-            case "flawed":
+            case "failed":
                 raise _TaskFailed(value)
             case "unknown":
                 raise _Unknown
@@ -245,33 +248,33 @@ def _run_as_child(env: EnvConfig, writing: Connection) -> None:
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(1)  # the fork left torch's other threads behind, and torch would wait for them
 
-    def tell(kind: str, value: Any) -> None:
+    def send(kind: str, value: Any) -> None:
         writing.send((kind, value))
 
     try:
-        tell("done", _run(env, tell))
+        send("done", _run(env, send))
     except ConfigError as e:
-        tell("wrong", str(e))
+        send("wrong", str(e))
     except EnvOutputError as e:
-        tell("wrong", f"env.id={env.id} cannot be trained on: {_said(env, str(e))}")
+        send("wrong", f"env.id={env.id} cannot be trained on: {_about_task(env, str(e))}")
     except EnvRaised as e:
         place = "" if e.__cause__ is None else place_of(e.__cause__)
-        tell("flawed", f"env.id={env.id} cannot be trained on: {_said(env, e.said)}{place}")
+        send("failed", f"env.id={env.id} cannot be trained on: {_about_task(env, e.said)}{place}")
     except BaseException as e:
-        tell("fault", in_one_line(e))
+        send("fault", in_one_line(e))
 
 
-def _said(env: EnvConfig, of_env: str) -> str:
+def _about_task(env: EnvConfig, of_env: str) -> str:
     return of_env.replace(_NAMES(0), "it").replace(f" (task {env.id})", "")
 
 
-def _run(env: EnvConfig, tell: Tell) -> str | None:
+def _run(env: EnvConfig, send: Send) -> str | None:
     """Probe, step and compare the task; return why its environments cannot be saved exactly, None if they can."""
-    spec = probe(env, at=lambda where: tell("at", where), remark=lambda said: tell("warning", said))
+    spec = probe(env, at=lambda where: send("at", where), remark=lambda text: send("warning", text))
     # From here on, the run could start: later findings are warnings or faults.
-    tell("spec", spec)
+    send("spec", spec)
     if spec.is_text:
-        _speak(env, spec, tell)
+        _step_text(env, spec, send)
         return None  # a resumed run begins new episodes of text
     if (why := why_unsaved(env)) is not None:
         return why
@@ -282,25 +285,25 @@ def _run(env: EnvConfig, tell: Tell) -> str | None:
                 f"env.backend=gym_vector: evaluation steps single environments of {env.id}, and they are not what the "
                 f"batch is: {'; '.join(apart)}: use env.backend=sync"
             )
-        _step_batch(env, spec, tell)
+        _step_batch(env, spec, send)
         return f"{env.id} is stepped by its own batch (env.backend=gym_vector), which cannot save its state"
     # Single environments: make two and compare them.
     made: list[RowEnv] = []
     try:
         made.extend(make_row_env(env, spec, _NAMES(i)) for i in range(2))
-        return _Pair(env, spec, made, tell).compared()
+        return _Pair(env, spec, made, send).compared()
     except EnvError as e:
         # An error of the first environment is a fault of the task; one of the second shows that its state is hidden.
         if isinstance(e, (EnvRaised, EnvOutputError)) and str(e).startswith(_NAMES(0)):
             raise  # its own error: saving has nothing to do with it
-        said = " ".join((e.said if isinstance(e, EnvRaised) else str(e)).split())
-        return said.replace(_NAMES(0), "an environment").replace(_NAMES(1), "another environment")
+        text = " ".join((e.said if isinstance(e, EnvRaised) else str(e)).split())
+        return text.replace(_NAMES(0), "an environment").replace(_NAMES(1), "another environment")
     finally:
         for each in made:
             each.close()
 
 
-def _speak(env: EnvConfig, spec: EnvSpec, tell: Tell) -> None:
+def _step_text(env: EnvConfig, spec: EnvSpec, send: Send) -> None:
     """Step a task of text for a moment."""
     task = played(env, spec, _NAMES(0))
     try:
@@ -310,7 +313,7 @@ def _speak(env: EnvConfig, spec: EnvSpec, tell: Tell) -> None:
         for k in range(_TEXT_STEPS):
             if time.monotonic() > end:
                 break
-            tell("at", f"in step {k + 1}")
+            send("at", f"in step {k + 1}")
             _, _, terminated, truncated, _ = task.step(task.action_space.sample())
             if terminated or truncated:
                 task.reset()
@@ -318,7 +321,7 @@ def _speak(env: EnvConfig, spec: EnvSpec, tell: Tell) -> None:
         task.close()
 
 
-def _step_batch(env: EnvConfig, spec: EnvSpec, tell: Tell) -> None:
+def _step_batch(env: EnvConfig, spec: EnvSpec, send: Send) -> None:
     """Step a task's own batch for a moment, unless its masks would have to be obeyed."""
     if spec.mask_size is not None:
         return
@@ -327,7 +330,7 @@ def _step_batch(env: EnvConfig, spec: EnvSpec, tell: Tell) -> None:
         envs.reset([1, 2])
         generator, shape = np.random.default_rng(0), (2, *spec.action.shape)
         for k in range(_STEPS):
-            tell("at", f"in step {k + 1} of its batch")
+            send("at", f"in step {k + 1} of its batch")
             if spec.action.kind == "box":
                 envs.step(generator.standard_normal(shape, np.float32))
             else:
@@ -350,8 +353,8 @@ class _Answer(NamedTuple):
 class _Pair:
     """Two environments of a task. Given the same seeds, actions or states, the second should do what the first does."""
 
-    def __init__(self, env: EnvConfig, spec: EnvSpec, envs: Sequence[RowEnv], tell: Tell) -> None:
-        self._env, self._spec, self._tell = env, spec, tell
+    def __init__(self, env: EnvConfig, spec: EnvSpec, envs: Sequence[RowEnv], send: Send) -> None:
+        self._env, self._spec, self._send = env, spec, send
         self._one, self._other = envs
         self._space = copy.deepcopy(self._one.action_space)
         self._space.seed(0)
@@ -367,7 +370,7 @@ class _Pair:
         steps = max(2, min(_STEPS, int(_SECONDS / (_PARTS * max(self._played(2), 1e-9)))))
         # Part 2: the same seed and actions in both environments.
         if what := self._seeded(steps):
-            self._tell(
+            self._send(
                 "warning",
                 f"env.id={self._env.id}: two environments that were reset with one seed and did the same actions "
                 f"{what}, so a seed does not decide what happens: draw from self.np_random alone, and reset all that "
@@ -375,8 +378,8 @@ class _Pair:
             )
         # Part 3: does a reset with the first seed restore all statistics?
         self._seed(1)
-        if said := kept_over_resets(before, statistics(self._one.env)):
-            self._tell("warning", f"env.id={self._env.id}: {said}")
+        if text := kept_over_resets(before, statistics(self._one.env)):
+            self._send("warning", f"env.id={self._env.id}: {text}")
         # Part 4: the state of one environment, restored in the other.
         return self._restored(steps)
 
@@ -453,7 +456,7 @@ class _Pair:
             check_masks(_NAMES, step, mask, np.ones((1, 1), bool), self._spec.action)
 
     def _step(self, *envs: RowEnv) -> list[_Answer]:
-        self._tell("at", f"after {self._num_steps} steps at random")
+        self._send("at", f"after {self._num_steps} steps at random")
         self._num_steps += 1
         mask = self._one.layout.mask(self._one.row)
         action = sample_action(self._space, mask if mask is None or mask.any() else None)

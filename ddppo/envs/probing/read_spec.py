@@ -74,7 +74,7 @@ _ALMOST_MASKS = (
 )
 
 
-def silent(said: str) -> None:
+def silent(text: str) -> None:
     """Say nothing: the dry run has reported everything before ranks and evaluations probe the task again."""
 
 
@@ -121,8 +121,8 @@ def read_spec(task: gym.Env, at: Say = silent, remark: Say = silent) -> EnvSpec:
             spec = EnvSpec(spec.obs, action, checked_mask_size(flat_mask(mask).size, action))
         _check_row(space, spec, next_obs, {**info, MASK: mask}, as_number(reward), step=1)
     # Report oddities, and read everything else that the spec holds.
-    for said in _oddities(task, spec, [(when_reset(0), obs), (when_stepped(1), next_obs)], info):
-        remark(f"env.id={task_name(task)}: it {said}")
+    for text in _oddities(task, spec, [(when_reset(0), obs), (when_stepped(1), next_obs)], info):
+        remark(f"env.id={task_name(task)}: it {text}")
     saved_by = saver_of(task).name
     spaces = spaces_described(space, task.action_space, has_mask=spec.mask_size is not None, task=task)
     return dataclasses.replace(
@@ -171,9 +171,9 @@ def _oddities(
 ) -> Iterator[str]:
     """Yield a description of the first oddity of each kind: probably a mistake of the task, but accepted."""
     for when, obs in seen:
-        said = next(outside(task.observation_space, obs), None)
-        if said is not None:
-            yield f"returned {said.replace(',', f' {when},', 1)}"
+        text = next(outside(task.observation_space, obs), None)
+        if text is not None:
+            yield f"returned {text.replace(',', f' {when},', 1)}"
             break
     if spec.mask_size is not None or spec.action.kind not in _MASKABLE:
         return

@@ -34,8 +34,8 @@ _DEEPEST = 100  # wrappers around a task
 
 def check_wrappers(task: Any) -> None:
     """Raise ConfigError if a part of the task learns."""
-    if said := learning_wrappers(task):
-        raise ConfigError(said[0])
+    if sentences := learning_wrappers(task):
+        raise ConfigError(sentences[0])
 
 
 def learning_wrappers(task: Any) -> list[str]:
@@ -46,7 +46,7 @@ def learning_wrappers(task: Any) -> list[str]:
     in training. Gymnasium's wrappers and objects with a mean, a variance and a count are recognised. A part with
     update_running_mean=False or training=False is frozen and learns nothing.
     """
-    said = []
+    sentences = []
     for part in _parts(task):
         # A frozen part learns nothing.
         if any(getattr(part, name, True) is False for name in ("update_running_mean", "training")):
@@ -61,12 +61,12 @@ def learning_wrappers(task: Any) -> list[str]:
         remedies += ["ppo.normalize_rewards=true"] if not isinstance(part, _OF_OBS) else []
         frozen = "" if known else ", or freeze it and say so by an attribute training=False"
         what = f"its {'wrapper' if isinstance(part, _WRAPPERS) else 'class'} {type(part).__name__}"
-        said.append(
+        sentences.append(
             f"{what} learns running statistics{f' ({held[0]})' if held else ''} of its own in each environment, which "
             "depend on the number of workers and are missing in evaluation: remove it and use "
             f"{' or '.join(remedies)}{frozen}"
         )
-    return said
+    return sentences
 
 
 _WRAPPERS = (gym.Wrapper, gym.vector.VectorWrapper)
@@ -164,8 +164,8 @@ def on_spaces(spaces: Plain | None, model: ModelSettings) -> list[str]:
     ]
     if not isinstance(model, LayerSettings):
         return on_obs
-    said = on_actions(spaces["actions"], squash=model.squash, std=math.exp(model.log_std_init))
-    return on_obs if said is None else [*on_obs, said]
+    on_action = on_actions(spaces["actions"], squash=model.squash, std=math.exp(model.log_std_init))
+    return on_obs if on_action is None else [*on_obs, on_action]
 
 
 def on_actions(space: Plain, *, squash: str = "none", std: float = 1.0) -> str | None:
