@@ -61,7 +61,7 @@ def make_vec_env(
     Raises ConfigError as probe() does, and EnvError as the batch's own reset and step do.
     """
     spec = probe(env)
-    env = settled(env, spec, len(env_indices), cores)
+    env = choose_backend(env, spec, len(env_indices), cores)
     # Games of ALE and tasks of EnvPool bring their own vector environment, and a plugin its own backend.
     plugin = added("backends").get(env.backend)
     path = plugin.make if plugin is not None else BACKENDS[env.backend]
@@ -104,7 +104,7 @@ def make_eval_env(env: EnvConfig, num_envs: int) -> VecEnv:
         return CheckedEnvs(envs, guard.pop_all())
 
 
-def settled(env: EnvConfig, spec: EnvSpec, num_envs: int, cores: int) -> EnvConfig:
+def choose_backend(env: EnvConfig, spec: EnvSpec, num_envs: int, cores: int) -> EnvConfig:
     """Return the settings with env.backend=auto replaced by a backend for `num_envs` environments.
 
     The choice changes no number: batched if the task can be batched, gym_vector for games of ALE and tasks of EnvPool,

@@ -143,7 +143,7 @@ class NotData(Exception):
     """An attribute has a type that may hide a state."""
 
 
-def combined(thing: Any) -> dict[str, Any]:
+def fast_vars(thing: Any) -> dict[str, Any]:
     """Return vars(thing), and keep attribute access fast.
 
     CPython 3.11 reads attributes of an object a fifth slower after its __dict__ was requested, unless it is replaced by
@@ -161,7 +161,7 @@ def attributes_of(thing: Any, *, lenient: bool = False) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     seen: set[int] = set()
-    for name, value in combined(thing).items():
+    for name, value in fast_vars(thing).items():
         # A space is constant, except for the random generator that it samples with.
         if isinstance(value, gym.Space):
             found[_SPACE + name] = [_encoded(each, seen) for each in _generators_of(value)]
@@ -424,7 +424,7 @@ class ByReplay(Saver):
     def __init__(self, task: gym.Env) -> None:
         super().__init__(task)
         for each in self.chain:
-            combined(each)  # generators_in reads their attributes at every reset
+            fast_vars(each)  # generators_in reads their attributes at every reset
         self.actions = []
         self._begun: dict[str, Any] = {}
         self._is_too_long = False

@@ -94,7 +94,7 @@ def make_row_env(env: EnvConfig, spec: EnvSpec, name: str) -> "RowEnv":
         raise explained(name, "when it was made", e) from e
 
 
-def played(env: EnvConfig, spec: EnvSpec, name: str) -> gym.Wrapper:
+def make_single_env(env: EnvConfig, spec: EnvSpec, name: str) -> gym.Wrapper:
     """Make one environment that takes text (TextEnv), or the actions of a model (ArrayEnv).
 
     Raises EnvError as make_row_env does.

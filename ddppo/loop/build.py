@@ -18,7 +18,7 @@ from ddppo.distributed.join import cores_per_rank, threads_per_rank
 from ddppo.distributed.topologies.base import RankContext, Topology
 from ddppo.distributed.topologies.contract import Layout, TopologySpec
 from ddppo.distributed.topologies.known import find
-from ddppo.envs.make import settled
+from ddppo.envs.make import choose_backend
 from ddppo.envs.meaning import differences
 from ddppo.envs.probing.probe import probe
 from ddppo.errors import ConfigError, RunFolderError, in_one_line
@@ -63,7 +63,7 @@ def build(config: Config, group: Group, device: torch.device) -> RankContext:
         env_config = replace(config.env, backend=declared.env_backend)
     else:
         own = shape.env_indices(roles.stepping.index(group.rank)) if group.rank in roles.stepping else ()
-        env_config = settled(config.env, spec, len(own) or shape.local_num_envs, cores)
+        env_config = choose_backend(config.env, spec, len(own) or shape.local_num_envs, cores)
     model = build_model(spec, config.model, config.seed, dtype).to(device)
     obs_normalizer = ObsNormalizer(spec.obs, device, dtype) if config.ppo.normalize_obs else None
     begun_with = None

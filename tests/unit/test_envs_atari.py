@@ -11,7 +11,7 @@ from ddppo.config.rules import validate
 from ddppo.config.settings import Config, EnvConfig
 from ddppo.envs.backends import atari
 from ddppo.envs.backends.atari import GameJournal
-from ddppo.envs.make import make_eval_env, make_vec_env, settled
+from ddppo.envs.make import choose_backend, make_eval_env, make_vec_env
 from ddppo.envs.probing.probe import probe
 from ddppo.envs.saving import packed, unpacked
 from ddppo.errors import ConfigError, EnvStateError
@@ -149,7 +149,7 @@ def test_a_time_limit_truncates_with_the_true_final_observation():
 
 def test_auto_is_ale_py_s_batch_and_other_backends_are_gymnasium_s_own_environment():
     env = game("Pong")
-    assert settled(env, probe(env), 8, 2).backend == "gym_vector"
+    assert choose_backend(env, probe(env), 8, 2).backend == "gym_vector"
     assert probe(EnvConfig(id="ALE/Pong-v5", backend="sync")).obs == ArraySpec((210, 160, 3), "uint8")
 
 

@@ -11,7 +11,7 @@ from ddppo.config.settings import EnvConfig
 from ddppo.envs.backends import classic, classic_cpp
 from ddppo.envs.backends.batched import BatchedEnvs
 from ddppo.envs.backends.classic_cpp import CppEnvs, batched_ids, why_not_batched
-from ddppo.envs.make import make_eval_env, make_vec_env, settled
+from ddppo.envs.make import choose_backend, make_eval_env, make_vec_env
 from ddppo.envs.probing.probe import probe
 from ddppo.errors import ConfigError, EnvRaised, EnvStateError
 from ddppo.native import why_not
@@ -147,7 +147,7 @@ def test_episodes_do_not_depend_on_which_environments_share_a_batch():
 @pytest.mark.filterwarnings("ignore:.*out of date:DeprecationWarning")
 def test_auto_and_evaluation_step_these_tasks_as_a_batch(env_id):
     env = EnvConfig(id=env_id)
-    assert settled(env, probe(env), num_envs=8, cores=2).backend == "batched"
+    assert choose_backend(env, probe(env), num_envs=8, cores=2).backend == "batched"
     make_eval_env(env, 2).reset([0, 1])
     assert isinstance(make_eval_env(env, 2)._envs, BatchedEnvs)
 
@@ -170,7 +170,8 @@ def test_a_task_that_was_registered_anew_under_a_known_id_is_not_taken_for_gymna
     monkeypatch.setitem(gym.registry, "CartPole-v1", mine)
     env = EnvConfig(id="CartPole-v1")
     assert why_not_batched(env) is not None
-    assert settled(env, probe(env), num_envs=1, cores=1).backend == "sync"  # with more, a clock would decide
+    # With more environments the measured time of a step would decide.
+    assert choose_backend(env, probe(env), num_envs=1, cores=1).backend == "sync"
 
 
 @pytest.mark.usefixtures("stepped_by")

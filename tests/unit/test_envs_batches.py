@@ -7,7 +7,7 @@ from test_envs_tasks import task
 
 from ddppo.config.settings import EnvConfig
 from ddppo.envs.backends.pool_process import StepCost, choose_num_workers, measure, pool_pays
-from ddppo.envs.make import make_eval_env, make_vec_env, settled
+from ddppo.envs.make import choose_backend, make_eval_env, make_vec_env
 from ddppo.envs.probing.probe import make_env, probe
 from ddppo.envs.tasks.synthetic import SyntheticEnv
 from ddppo.envs.vec_env import EnvStep
@@ -196,7 +196,7 @@ def synthetic(**kwargs):
 def test_auto_takes_processes_only_where_they_save_more_than_they_cost(monkeypatch):
     def chosen(env, seconds, num_envs, cores):
         monkeypatch.setattr("ddppo.envs.make.measure", lambda env, spec: StepCost(seconds, seconds))
-        env = settled(env, probe(env), num_envs, cores)
+        env = choose_backend(env, probe(env), num_envs, cores)
         return env.backend, env.num_workers
 
     slow, fast = synthetic(step_time_s=0.002, busy=True), task("Counting")
@@ -226,7 +226,7 @@ def test_a_tail_leaves_the_mean_time_of_steps_and_changes_no_observation():
 
 def test_environments_that_sleep_get_a_process_each_be_there_one_core_only():
     env = synthetic(step_time_s=0.02)
-    settled_env = settled(env, probe(env), 8, 1)
+    settled_env = choose_backend(env, probe(env), 8, 1)
     assert (settled_env.backend, settled_env.num_workers) == ("pool", 8)
 
 

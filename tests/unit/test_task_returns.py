@@ -18,7 +18,7 @@ from ddppo.envs.encoding.observations import RowEncoder
 from ddppo.envs.make import make_eval_env, make_vec_env
 from ddppo.envs.probing import probe as probing
 from ddppo.envs.probing.probe import make_env
-from ddppo.envs.single import played
+from ddppo.envs.single import make_single_env
 from ddppo.envs.vec_env import EnvNames
 from ddppo.errors import ConfigError, EnvError, EnvOutputError
 from ddppo.models.build import build_model
@@ -208,7 +208,7 @@ def test_pools_evaluation_and_videos_say_the_same(field, value):
 )
 def test_a_task_of_text_says_the_same(field, value, said):
     env = returning(field, value, name="Text")
-    task = played(env, probe(env), EnvNames(range(1), 0)(0))
+    task = make_single_env(env, probe(env), EnvNames(range(1), 0)(0))
     task.reset(seed=1)
     task.step("a")
     with pytest.raises(

@@ -19,9 +19,9 @@ from functools import partial
 from typing import Any, Protocol
 
 from ddppo.config.settings import EnvConfig
-from ddppo.envs.make import settled
+from ddppo.envs.make import choose_backend
 from ddppo.envs.probing.probe import probe
-from ddppo.envs.single import played
+from ddppo.envs.single import make_single_env
 from ddppo.envs.vec_env import EnvNames
 from ddppo.errors import EnvError, EnvRaised
 from ddppo.plugins import imported
@@ -99,8 +99,8 @@ def make_turns(env: EnvConfig, env_indices: range, rank: int, timeout_s: float, 
         max_restarts: episodes that each environment may lose.
     """
     spec, names = probe(env), EnvNames(env_indices, rank)
-    # For tasks of text, `settled` replaces the backend "auto" by the one that is used.
-    if (settled(env, spec, len(env_indices), cores=1) if spec.is_text else env).backend == "remote":
+    # For tasks of text, `choose_backend` replaces the backend "auto" by the one that is used.
+    if (choose_backend(env, spec, len(env_indices), cores=1) if spec.is_text else env).backend == "remote":
         served: Turns = imported(_SERVED)(env, spec, names, timeout_s, max_restarts)
         return served
     return LocalTurns(env, spec, names, max_restarts)
@@ -119,7 +119,7 @@ class LocalTurns:
         self._max_restarts = max_restarts
         # `played` wraps an environment so that it checks its own outputs and names itself in errors.
         self._num_lost_of = [0] * self.num_envs
-        self._envs = [played(env, spec, names(i)) for i in range(self.num_envs)]
+        self._envs = [make_single_env(env, spec, names(i)) for i in range(self.num_envs)]
         self._pending: dict[int, Callable[[], Turn]] = {}
 
     def begin(self, i: int, seed: int, options: Mapping[str, Any]) -> None:

@@ -33,7 +33,7 @@ from ddppo.envs.meaning import differences
 from ddppo.envs.probing.probe import find_task, probe, spec_elsewhere, why_unsaved
 from ddppo.envs.probing.suitability import kept_over_resets, statistics
 from ddppo.envs.saving import packed, unpacked
-from ddppo.envs.single import RowEnv, make_row_env, played
+from ddppo.envs.single import RowEnv, make_row_env, make_single_env
 from ddppo.envs.vec_env import EnvNames, EnvSpec, check_finite, check_masks
 from ddppo.errors import ConfigError, EnvError, EnvOutputError, EnvRaised, in_one_line, place_of
 from ddppo.processes.fork_server import FORKS
@@ -305,7 +305,7 @@ def _run(env: EnvConfig, send: Send) -> str | None:
 
 def _step_text(env: EnvConfig, spec: EnvSpec, send: Send) -> None:
     """Step a task of text for a moment."""
-    task = played(env, spec, _NAMES(0))
+    task = make_single_env(env, spec, _NAMES(0))
     try:
         task.action_space.seed(1)
         task.reset(seed=1)

@@ -9,7 +9,7 @@ from ddppo.config.settings import EnvConfig
 from ddppo.envs import registration  # noqa: F401 (registers ddppo/Synthetic-v0 and others)
 from ddppo.envs.encoding.gym_spaces import MASK
 from ddppo.envs.encoding.observations import ObsArrays
-from ddppo.envs.single import played
+from ddppo.envs.single import make_single_env
 from ddppo.errors import EnvError, EnvRaised
 from ddppo.serve.openenv import OpenEnv, is_openenv
 from ddppo.serve.protocol import (
@@ -33,7 +33,7 @@ class ServedWorld:
 
     def __init__(self, env: EnvConfig, spec: dict[str, Any]) -> None:
         self._spec = spec_of(spec)
-        self._env = played(env, self._spec, "the environment")
+        self._env = make_single_env(env, self._spec, "the environment")
         self._dialect: OpenEnv | None = None  # of an OpenEnv client; None for protocol ddppo/1
         self._is_in_episode = False
 

@@ -14,7 +14,7 @@ from ddppo.domains.cage2.orders import KIND_REPAIRED
 from ddppo.domains.cage2.rules import ACTION, ACTIONS, HOST
 from ddppo.domains.cage2.search.orders import KINDS, ORDERS, PRESETS, code
 from ddppo.domains.cage2.search.outcomes import decode_outcomes
-from ddppo.envs.make import make_vec_env, settled
+from ddppo.envs.make import choose_backend, make_vec_env
 from ddppo.envs.probing.probe import probe
 from ddppo.errors import ConfigError
 from tests.support import CHECKOUT, TINY, Program, run
@@ -109,7 +109,7 @@ def test_an_environment_without_a_seed_goes_on_to_other_episodes(make):
 
 def test_auto_gives_each_a_process_and_the_numbers_are_those_of_one_process(cyborg):
     env = EnvConfig(id="ddppo/CybORG-v0", kwargs={"episode_steps": 5})
-    chosen = settled(env, probe(env), 4, cores=2)
+    chosen = choose_backend(env, probe(env), 4, cores=2)
     assert (chosen.backend, chosen.num_workers) == ("pool", 4)
     found = []
     for backend in ("auto", "sync"):
