@@ -203,9 +203,8 @@ class CheckedEnvs(BatchWrapper):
 
     def __init__(self, envs: VecEnv, guard: ExitStack | None = None) -> None:
         super().__init__(envs)
-        self._guard = (
-            guard or ExitStack()
-        )  # closed with the batch: undoes changes of the task to this process
+        # Closed with the batch: undoes the task's changes to this process.
+        self._guard = guard or ExitStack()
         self._num_steps = 0
 
     def reset(

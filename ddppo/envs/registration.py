@@ -60,9 +60,8 @@ def register_extra(env_id: str) -> None:
     for prefix, (module, extra) in _EXTRAS.items():
         # The id may have a module in front: my_pkg.envs:ALE/Pong-v5.
         if env_id.rpartition(":")[2].startswith(prefix):
-            os.environ.setdefault(
-                "PYGAME_HIDE_SUPPORT_PROMPT", "1"
-            )  # pygame prints a line in every process otherwise
+            # Else pygame prints a line in every process.
+            os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
             try:
                 importlib.import_module(module)
             except ImportError as e:

@@ -119,12 +119,13 @@ class RowEnv(gym.Wrapper):
         self.layout = self._encode.layout
         self._name = name
         self._task = task_name(task)
-        self._num_steps = 0
-        self._options: dict[str, Any] | None = None
+        self._num_steps = 0  # since the last reset with a seed, for messages
+        self._options: dict[str, Any] | None = None  # of every reset
         self._has_no_masks = spec.mask_size is None
         self._masks = None if self._has_no_masks else masks_by_method(task)
-        self.info: Mapping[str, Any] = {}  # the last one
-        self.row = np.zeros((), self.layout.dtype)  # the last one
+        # The info and the row of the last step.
+        self.info: Mapping[str, Any] = {}
+        self.row = np.zeros((), self.layout.dtype)
         # How the task's state is saved. The probe may have found out; else it is saved by replay until the first reset
         # shows whether another way suits it.
         saver = SAVERS.get(spec.saved_by or "")
@@ -182,6 +183,7 @@ class RowEnv(gym.Wrapper):
                 info = as_info(info)
             if info and self._has_no_masks and MASK in info:
                 raise late_mask()
+            # masks_by_method: the mask of the next action, if one follows.
             if self._masks is not None and not (terminated or truncated):
                 info = self._with_mask(obs, info)
             self.info = info
@@ -240,16 +242,14 @@ class RowEnv(gym.Wrapper):
         Raises EnvStateError for the state of another task, or if a replayed episode ends in another observation.
         """
         if self._is_fresh:
-            self.reset(
-                seed=0
-            )  # Gymnasium's OrderEnforcing, and many tasks, need a reset before anything else
+            # Gymnasium's OrderEnforcing, and many tasks, need a reset before anything else.
+            self.reset(seed=0)
         if state.get("how") != self._saver.name:
             raise other_state(self._name, state.get("how"), self._saver.name)
         self._options = state.get("options")
         self._num_steps = state["num_steps"]
-        replayed = self._call_saver(
-            "restore", state["saved"]
-        )  # observation and info, if the episode was replayed
+        # A replay returns the last observation and info, which must equal the saved row.
+        replayed = self._call_saver("restore", state["saved"])
         self._actions = self._saver.actions
         self.row = np.frombuffer(state["row"], self.row.dtype).reshape(self.row.shape)
         if replayed is not None and not self._equals(self._encoded(*replayed)):

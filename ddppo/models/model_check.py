@@ -210,9 +210,8 @@ class ModelCheck:
         self.spec = spec
         self.num_params = model.num_params
         inherits = type(model).evaluate_actions is ActorCritic.evaluate_actions
-        self.learns_by = (
-            "forward" if inherits else "evaluate_actions"
-        )  # the method that the learner differentiates
+        # The method that the learner differentiates.
+        self.learns_by = "forward" if inherits else "evaluate_actions"
         own = ("evaluate_actions", "distribution", "num_params", "num_noise")
         self.brings_own_policy = any(getattr(type(model), x) is not getattr(ActorCritic, x) for x in own)
 

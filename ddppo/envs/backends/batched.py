@@ -38,9 +38,8 @@ class Dynamics(abc.ABC):
     env_axis = 1  # the axis of E in `state`
 
     def __init__(self, state_size: int, num_envs: int) -> None:
-        self.state: np.ndarray = np.zeros(
-            (state_size, num_envs)
-        )  # [S, E]: the state apart from last observations
+        # [S, E]: all that environments remember apart from their last observations.
+        self.state: np.ndarray = np.zeros((state_size, num_envs))
         self.generators: list[np.random.Generator] = []  # one per environment, seeded by the batch
 
     @abc.abstractmethod
@@ -94,9 +93,8 @@ class BatchedEnvs:
         self._space = action_space
         self._max_episode_steps = max_episode_steps or np.iinfo(np.int64).max // 2
         self._num_steps = 0
-        self._last_steps = np.zeros(
-            self.num_envs, np.int64
-        )  # the step in which the time limit ends the episode
+        # For each environment, the step in which the time limit ends its episode.
+        self._last_steps = np.zeros(self.num_envs, np.int64)
         self._obs = np.zeros((self.num_envs, spec.obs_size), np.float32)
         self._valid = np.ones(self.num_envs, bool)
         self._obs_arrays = self._split(self._obs)  # views by name

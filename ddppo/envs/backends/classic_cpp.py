@@ -93,9 +93,8 @@ class CppEnvs(BatchedEnvs):
         self._final_obs = np.zeros_like(self._obs)
         is_box = spec.action.kind == "box"
         self._actions = np.zeros((envs, *spec.action.shape), np.float32 if is_box else np.int64)
-        self._generators = np.zeros(
-            (envs, 4), np.uint64
-        )  # state and increment of each PCG64, high words first
+        # State and increment of each environment's PCG64, two words each, the high one first.
+        self._generators = np.zeros((envs, 4), np.uint64)
         self.batch = TaskBatch(
             num_steps=0,
             task=[task.dynamics for task in TASKS].index(type(dynamics)),

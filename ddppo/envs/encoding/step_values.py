@@ -16,16 +16,8 @@ from gymnasium.spaces import Discrete, MultiDiscrete
 
 MASK = "action_mask"
 _METHOD = "action_masks"  # the method that MaskablePPO of sb3-contrib calls
-_NUMBERS = {
-    float,
-    int,
-    bool,
-    np.float64,
-    np.float32,
-    np.int64,
-    np.int32,
-    np.bool_,
-}  # types that float() converts exactly
+# Types that float() converts exactly.
+_NUMBERS = {float, int, bool, np.float64, np.float32, np.int64, np.int32, np.bool_}
 _FIVE = "(observation, reward, terminated, truncated, info)"
 REMEDY_OF_GYM = (
     "for an environment of the package gym, register what gymnasium.make('GymV21Environment-v0', env=...) of "
