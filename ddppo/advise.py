@@ -1,6 +1,6 @@
-"""The door `python -m ddppo.advise`: how many workers, which settings, and what will it cost?
+"""The command `python -m ddppo.advise`: the number of workers and the settings to use, and their cost.
 
-Short probes of a user's own configuration on this machine, each a run of the train door.
+It measures short probes of the user's configuration on this machine, each a run of ddppo.train.
 """
 
 import os
@@ -26,7 +26,7 @@ Exit code 0, 1 if nothing could be measured, or 2 for a mistake in the command."
 def main() -> None:
     """Run the command line; the exit code is that of the usage."""
     began = time.monotonic()
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as the train door does, before torch is imported
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as ddppo.train does, before torch is imported
     arguments, overrides = parted(AdviseConfig, sys.argv[1:])
     advise(parse(AdviseConfig, arguments, usage=_USAGE), overrides, began)
 

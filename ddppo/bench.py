@@ -1,6 +1,6 @@
-"""The door `python -m ddppo.bench`: how fast, why, how near to the machine's limits, faster than before?
+"""The command `python -m ddppo.bench`: speed, its causes, the machine's limits, and comparison with other versions.
 
-Every run is started through the train door, as a user would.
+Every run is started by ddppo.train, as a user would start it.
 """
 
 import sys
@@ -10,7 +10,7 @@ from ddppo.processes.signals import stop_signals_raise
 from ddppo.study.bench.command import BenchConfig, bench
 
 _USAGE = """python -m ddppo.bench [workloads=W1,W2,W4] [world_sizes=1,2] [key=value ...] [settings of ddppo.train ...]
-python -m ddppo.bench env=pendulum env.num_envs=16                 your own settings alone, where they choose a task
+python -m ddppo.bench env=pendulum env.num_envs=16                 only your own settings, if they choose a task
 python -m ddppo.bench against=HEAD~1                               this code and a commit's in paired rounds
 python -m ddppo.bench compare=old.json,new.json                    two results that out= wrote; nothing is run
 python -m ddppo.bench compare=old.json workloads=W1 world_sizes=1  measure now, and compare with a result

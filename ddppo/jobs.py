@@ -1,4 +1,4 @@
-"""The door `python -m ddppo.jobs`: look at a sweep's SLURM jobs, follow one's log, cancel them, see how they ended."""
+"""The command `python -m ddppo.jobs`: list the SLURM jobs of a sweep, show a log, wait, cancel."""
 
 import sys
 
@@ -11,7 +11,7 @@ Shows the jobs of a sweep that hydra/launcher=slurm submitted: state, node, prog
 Exit code 0, 1 if a job failed, or 2 for a mistake in the command."""
 
 
-@door(interrupted="the jobs go on; cancel=true ends them")
+@door(interrupted="the jobs continue; cancel=true ends them")
 def main() -> None:
     """Run the command line."""
     options = parse(JobsConfig, sys.argv[1:], path="folder", usage=_USAGE)

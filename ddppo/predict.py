@@ -1,6 +1,6 @@
-"""The door `python -m ddppo.predict`: FPS, speedup and efficiency at W that nobody has run.
+"""The command `python -m ddppo.predict`: FPS, speedup and efficiency at W without runs.
 
-From the runs of a sweep, or from one published point.
+The prediction is made from the runs of a sweep, or from one published point.
 """
 
 import sys
@@ -29,10 +29,10 @@ def _parsed(arguments: list[str]) -> tuple[PredictConfig, WhatIf]:
         )
     if options.fit_on is not None and what_if.changes:
         changed = ", ".join(what_if.changes)
-        raise ConfigError(f"fit_on={options.fit_on} compares with what was measured: leave {changed} out")
+        raise ConfigError(f"fit_on={options.fit_on} compares with measurements: leave {changed} out")
     if options.published is not None and len(arguments) > 1:
         raise ConfigError(
-            "published= goes alone: a point has no parts that other settings could change; give a sweep folder"
+            "published= excludes other settings: a point has no parts that they could change; give a sweep folder"
         )
     return options, what_if
 

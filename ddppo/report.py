@@ -1,6 +1,6 @@
-"""The door `python -m ddppo.report`: from a sweep folder to S(W), E(W), why, and a page with the figures.
+"""The command `python -m ddppo.report`: speedup S(W) and efficiency E(W) of a sweep, the causes, and figures.
 
-A run folder of a plugin's may have a page of its own, as that of a search over orders has (ddppo.plugins).
+A plugin may bring a report of its own for a run folder, as the search over orders does (ddppo.plugins).
 """
 
 import sys
@@ -16,7 +16,7 @@ python -m ddppo.report <run folder with a report of its own, such as a search ov
 
 @door()
 def main() -> None:
-    """Run the command line; exit code 0 if a report was made, whatever its verdict, 1 if not, 2 for a mistake."""
+    """Run the command line; exit code 0 if a report was made, 1 if not, 2 for a mistake."""
     options = parse(ReportOptions, sys.argv[1:], path="path", more="others", usage=_USAGE)
     width = None if sys.stdout.isatty() else 160
     if (of_plugin := report_of_plugin(Path(options.path))) is not None:
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def _announce(path: str) -> None:
-    """Show on a terminal what is being read: a large sweep takes a while."""
+    """Show the file that is read, on a terminal: a large sweep takes a while."""
     if sys.stderr.isatty():
         print(f"\rreading {path[-100:]:<100}", end="", file=sys.stderr, flush=True)
 

@@ -1,4 +1,4 @@
-"""The door `python -m ddppo.runs`: the runs of a folder as a table, and how some of them differ."""
+"""The command `python -m ddppo.runs`: the runs of a folder as a table, and the differences between runs."""
 
 import shutil
 import sys

@@ -64,7 +64,7 @@ class _Unbroken:
             os.dup2(hole, self._stream.fileno())
             os.close(hole)
         if isinstance(error, OSError) and error.errno not in _NO_READER and self is sys.stdout:
-            warn(f"standard output cannot be written ({error.strerror}); going on without it")
+            warn(f"standard output cannot be written ({error.strerror}); continuing without it")
 
 
 @contextmanager

@@ -104,12 +104,12 @@ def command() -> CommandResult:
                 print(versions())
                 return CommandResult()
 
-            # 2. Refuse a process whose limits break libraries in the middle of a run.
+            # 2. Refuse a process with limits that break libraries in the middle of a run.
             if low := limits.too_low():
                 raise ConfigError(low)
             limits.check_threads()
 
-            # 3. Translate the command line into Hydra's grammar, and tell Hydra about our settings and presets.
+            # 3. Translate the command line into Hydra's grammar, and register our settings and presets.
             os.environ["DDPPO_COMMAND"] = shlex.join(
                 ["python", "-m", "ddppo.train", *sys.argv[1:]]
             )  # for summary.json
@@ -159,7 +159,7 @@ def _interrupted(interrupt: KeyboardInterrupt) -> str:
     """Return the sentence about Ctrl-C or another signal: what stopped, and how to go on."""
     stopped = interrupt if isinstance(interrupt, Stopped) else Stopped(signal.SIGINT)
     if SweepFolder.path is not None:
-        return f"{stopped.what}; the same command with sweep={SweepFolder.path} goes on with the sweep"
+        return f"{stopped.what}; the same command with sweep={SweepFolder.path} continues the sweep"
     return f"{stopped.what}{'; ' + stopped.remedy if stopped.remedy else ' before the run began'}"
 
 
@@ -196,7 +196,7 @@ def _prepare_process() -> None:
 
 
 def _leave_torchrun(exit_code: int) -> None:
-    """Exit as rank 0 of torchrun: ranks that wait for a run folder are told the exit code and end too."""
+    """Exit as rank 0 of torchrun. Ranks that wait for a run folder get the exit code, and end too."""
     from ddppo.launch.rank import dismiss
 
     dismiss(exit_code)

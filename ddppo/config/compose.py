@@ -159,7 +159,7 @@ def _fix_variant(section: str, cfg: DictConfig, given: dict[str, Any]) -> None:
     if foreign:
         OmegaConf.set_struct(cfg[section], False)
     for item in cfg[section].values():
-        if isinstance(item, DictConfig):  # a mapping whose keys the user makes up, such as ppo.losses
+        if isinstance(item, DictConfig):  # a mapping with keys that the user makes up, such as ppo.losses
             OmegaConf.set_struct(item, False)
 
 

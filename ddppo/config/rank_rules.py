@@ -100,21 +100,21 @@ def check_topology(config: Config) -> None:
     if backend is not None and (config.env.backend not in ("auto", backend) or config.env.is_ale):
         what = f"env.id={config.env.id}" if config.env.is_ale else f"env.backend={config.env.backend}"
         raise ConfigError(
-            f"{what} with distributed={dist.topology}, whose environments are stepped by env.backend={backend}: "
+            f"{what} with distributed={dist.topology}, which steps environments by env.backend={backend}: "
             "leave one of them out"
         )
     if config.ppo.rollouts_per_update is not None and not topology.own_pace:
         raise ConfigError(
             f"ppo.rollouts_per_update={config.ppo.rollouts_per_update} has no effect with distributed={dist.topology}, "
-            "whose ranks learn from all rollouts: use distributed=async_actors, or leave it out"
+            "which learns from all rollouts: use distributed=async_actors, or leave it out"
         )
     roles = layout(config)
     # A rank that only steps environments has no GPU, and a single learner sums no gradients.
     only_step = [role for role in roles.roles if role.ranks and not (role.acts or role.learns)]
     if dist.collective == "nccl" and only_step:
         raise ConfigError(
-            f"dist.collective=nccl with distributed={dist.topology}, whose ranks of the role {only_step[0].name} only "
-            "step environments and have no GPU: use dist.collective=shm or gloo"
+            f"dist.collective=nccl with distributed={dist.topology}: ranks of the role {only_step[0].name} only step "
+            "environments and have no GPU: use dist.collective=shm or gloo"
         )
     if dist.grad_sync == "ddp" and dist.world_size > 1 and len(roles.learning) == 1:
         raise ConfigError(
@@ -130,8 +130,8 @@ def check_own_pace(config: Config) -> None:
         return
     if dist.collective != "auto":
         raise ConfigError(
-            f"dist.collective={dist.collective} has no effect with distributed={dist.topology}, whose ranks meet in "
-            "no collective: leave it out"
+            f"dist.collective={dist.collective} has no effect with distributed={dist.topology}, which has no "
+            "collectives: leave it out"
         )
 
 

@@ -175,7 +175,7 @@ def check_remembering(config: Config, shape: BatchShape, setting: str) -> None:
         )
     if length is not None and config.dist.topology == "ddp_preempt":
         raise ConfigError(
-            f"ppo.sequence_length={length} with distributed=ddp_preempt, whose rollouts end after any number of steps: "
+            f"ppo.sequence_length={length} with distributed=ddp_preempt, where rollouts end after any number of steps: "
             "leave it out, so that each is one sequence"
         )
     num_sequences = shape.num_envs * (steps // length if length else 1)
@@ -241,7 +241,7 @@ def check_slow_ranks(config: Config) -> None:
             raise ConfigError(f"env.slow_ranks={{{rank}: {seconds}}}: seconds must be at least 0")
     if config.env.slow_ranks and find(dist.topology).env_backend == "pool":
         raise ConfigError(
-            f"env.slow_ranks has no effect with distributed={dist.topology}, whose observers step at their own pace: "
+            f"env.slow_ranks has no effect with distributed={dist.topology}, where observers step at their own pace: "
             "use a task that takes its time, as env=synthetic env.kwargs.step_time_s=0.01, or leave it out"
         )
 
@@ -254,8 +254,8 @@ def check_workers(config: Config, shape: BatchShape) -> None:
     topology = find(config.dist.topology)
     if topology.env_backend not in (None, "pool"):
         raise ConfigError(
-            f"env.num_workers={num_workers} has no effect with distributed={config.dist.topology}, whose environments "
-            f"are stepped by env.backend={topology.env_backend}: leave the number out"
+            f"env.num_workers={num_workers} has no effect with distributed={config.dist.topology}, which steps "
+            f"environments by env.backend={topology.env_backend}: leave the number out"
         )
     has_threads = config.env.is_ale or config.env.is_envpool
     if (topology.env_backend or config.env.backend) != "pool" and not has_threads:

@@ -130,7 +130,7 @@ class EnvConfig:
         "auto",
         "how environments are stepped: sync (in turn, in the rank), batched (all at once, in the rank: "
         "classic control and synthetic), pool (in a few processes, by shared memory), gym_vector (the "
-        "task's own batch, whose random stream depends on W, except for ALE/... and envpool/...), remote (behind"
+        "task's own batch, with a random stream that depends on W, except for ALE/... and envpool/...), remote (behind"
         " an address, see env.urls), auto (batched where it can be; gym_vector for ALE/... and envpool/...; "
         "else sync or pool by measured step time; for text sync, or remote if a process can hold only "
         "one). sync, batched, pool and remote give the same numbers",
@@ -208,7 +208,7 @@ class EvalConfig:
     final_episodes: int = setting(100, "episodes of the evaluation at the end; 0 is none", low=0)
     on_error: str = setting(
         "warn",
-        "an evaluation during training that fails, e.g. because the task raises: warn (training goes on without "
+        "an evaluation during training that fails, e.g. because the task raises: warn (training continues without "
         "its scores) or stop (the run ends). After training everything is on disk, and only the exit code differs "
         "(docs/faults.md)",
         choices=("warn", "stop"),

@@ -55,7 +55,7 @@ _OF_ALL_VARIANTS: dict[str, dict[str, Any]] = {
 
 @functools.cache
 def _schema(kinds: tuple[type, ...]) -> DictConfig:
-    """Return the schema of a configuration whose sections with variants are of these dataclasses.
+    """Return the schema of a configuration with sections of these dataclasses, one for each section with variants.
 
     Kept, for it takes 6 ms to make: merge into a copy.
     """

@@ -1,4 +1,4 @@
-"""Sections whose keys depend on one setting: model.* on model.name, dist.* on dist.topology, ppo.* on ppo.algorithm.
+"""Sections with keys by variant: model.* depends on model.name, dist.* on dist.topology, ppo.* on ppo.algorithm.
 
 A variant is one value of that setting, such as model.name=cnn. Each variant has a dataclass of its keys, derived from
 the section's base class, which has the keys of all variants. A key that the dataclass lacks does not exist, even if
@@ -35,7 +35,7 @@ RENAMED_BACKENDS = {"native": "gym_vector"}  # old value of env.backend -> its v
 
 
 class Variants(NamedTuple):
-    """A section whose variants have keys of their own."""
+    """A section with variants, each with its own keys."""
 
     base: type  # dataclass of the keys that all variants have
     key: str  # the setting that names the variant, without the section: "name" of model.name

@@ -38,7 +38,7 @@ def prepared_arguments(arguments: list[str]) -> list[str]:
 
     Raises ConfigError if arguments exclude one another or have no effect, RunFolderError if a folder cannot be used.
     """
-    # 1. Tell flags from settings. Help and completion need no checks.
+    # 1. Separate flags from settings. Help and completion need no checks.
     arguments = [_own_topology(argument) for argument in arguments]
     asked = _Parser().parse_intermixed_args(arguments)
     flags, settings = _parted(arguments, asked.overrides)
@@ -193,7 +193,7 @@ def types() -> dict[str, Any]:
 
 
 def mappings_of_plugins() -> list[str]:
-    """Return the settings of plugins whose keys the user makes up."""
+    """Return the settings of plugins that are mappings: the user makes up their keys."""
     of_sections = [name for section in sections() for name in types() if name.startswith(f"{section}.")]
     return [name for name in of_sections if get_origin(types()[name]) is dict]
 
@@ -224,9 +224,7 @@ def _check_names(settings: list[str], values: dict[str, str]) -> None:
 
 def _no_setting_but_section(section: str, value: str) -> str:
     if group := _PLAIN_SECTIONS.get(section):
-        return (
-            f"{section} is a section of settings, whose options are chosen by {group}=: use {group}={value}"
-        )
+        return f"{section} is a section of settings; its options are chosen by {group}=: use {group}={value}"
     names = [name for name in setting_names(config_class()) if name.startswith(f"{section}.")]
     return f"{section} is a section of settings: set one of {', '.join(names)}"
 
@@ -268,8 +266,8 @@ def _check_multirun(asked: argparse.Namespace, values: dict[str, str]) -> None:
         raise ConfigError("-m starts several runs, torchrun one: use one or the other")
     if "resume" in values:
         raise ConfigError(
-            "resume goes on with one run; it cannot be combined with -m. A sweep goes on by the same command "
-            "with the same sweep=<folder>"
+            "resume continues one run; it cannot be combined with -m. To continue a sweep, repeat its command with "
+            "the same sweep=<folder>"
         )
     if re.search(r"[,(]", values.get("experiment", "")):
         raise ConfigError(
@@ -287,7 +285,7 @@ def _check_multirun(asked: argparse.Namespace, values: dict[str, str]) -> None:
         )
     if "hydra.run.dir" in values:
         raise ConfigError(
-            f"hydra.run.dir={values['hydra.run.dir']} has no effect with -m, whose runs have folders in the sweep's: "
+            f"hydra.run.dir={values['hydra.run.dir']} has no effect with -m: its runs have folders in the sweep's: "
             "use sweep=<folder>"
         )
 
@@ -302,8 +300,8 @@ def _settings_of_resume(values: dict[str, str]) -> list[str]:
         return []
     if "init_from" in values:
         raise ConfigError(
-            f"init_from={values['init_from']} and resume={values['resume']} exclude one another: a run that goes on "
-            "has parameters of its own; leave one of them out"
+            f"init_from={values['init_from']} and resume={values['resume']} exclude one another: a resumed run has its "
+            "own parameters; leave one of them out"
         )
     folder = Path(_unquoted(values["resume"])).resolve()
     if not (folder / "config.yaml").is_file():
@@ -326,7 +324,7 @@ def _check_fixed(values: dict[str, str]) -> None:
     if folder is None or "${stamp:" in folder or "${now:" in folder:
         found = "there is none" if folder is None else f"hydra.run.dir={folder} is another at every start"
         raise ConfigError(
-            f"resume=auto goes on with what it finds in a folder of a fixed name, and {found}: add "
+            f"resume=auto resumes the run in a folder with a fixed name, and {found}: add "
             "hydra.run.dir=<folder>"
         )
 
@@ -367,7 +365,7 @@ def _settings_of_torchrun(values: dict[str, str]) -> list[str]:
 
 # -- 5. Settings in Hydra's grammar.
 
-# Settings whose keys the user makes up. Hydra takes such a key for a typing error unless ++ adds it.
+# Mappings with keys that the user makes up. Hydra takes such a key for a typing error unless ++ adds it.
 _MAPPINGS = ("env.kwargs", "env.slow_ranks", "model.encoders", "ppo.learning_rates", "ppo.losses")
 _IPV6 = re.compile(r"(?<![\"'])wss?://\[[\da-f:.]+\](:\d+)?/?", re.IGNORECASE)  # Hydra takes [ ] for a list
 
@@ -447,6 +445,6 @@ def unknown_option(path: str, text: str) -> str:
 
 
 def one_line(error: Exception) -> str:
-    """Return an error in one line, with the name of its class unless it is one of ours, whose message says all."""
+    """Return an error in one line, with the name of its class unless it is one of ours, which need none."""
     text = " ".join((error.said if isinstance(error, EnvRaised) else str(error)).split())
     return text if isinstance(error, (ConfigError, TrainingError)) else f"{type(error).__name__}: {text}"

@@ -60,8 +60,8 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
     _check_topology(config, spec, is_far=local_world_size is None)
     if local_world_size is None and config.dist.min_workers is not None:
         raise ConfigError(
-            f"dist.min_workers={config.dist.min_workers} has no effect in a SLURM job, whose ranks SLURM starts on the "
-            "nodes that it gave: leave it out"
+            f"dist.min_workers={config.dist.min_workers} has no effect in a SLURM job: SLURM starts its ranks on the "
+            "nodes of the job: leave it out"
         )
     # 5. Metrics of the user's own, trackers, and the cores or GPUs of this machine.
     if config.log.metrics:
@@ -208,8 +208,8 @@ def _check_topology(config: Config, spec: EnvSpec, *, is_far: bool) -> None:
     topology_of(topology)
     if spec.journal is not None and topology.own_pace:
         raise ConfigError(
-            f"{config.env.id} with distributed={config.dist.topology}: its environments tell one another after every "
-            "iteration what they found, and ranks at their own pace end none together: use distributed=sync_actors, "
+            f"{config.env.id} with distributed={config.dist.topology}: its environments exchange messages after every "
+            "iteration, and ranks at their own pace end no iteration together: use distributed=sync_actors, "
             "ddp or central_inference"
         )
     if topology.check is not None:

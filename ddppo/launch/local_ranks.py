@@ -198,7 +198,7 @@ def _wait_for_end(
     passed_on, give_up = False, math.inf
     while len(ended) < len(ranks) and time.monotonic() < give_up:
         # Pass on a request to stop, once. Not to a rank that was started again: before its loop it would end at once.
-        # The other ranks tell it.
+        # It learns of the request from the other ranks.
         if stop.requested and not passed_on:
             passed_on = True
             for rank, process in enumerate(ranks):

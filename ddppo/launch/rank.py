@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def lead(run_dir: Path, timeout_s: float) -> int | None:
-    """Train as rank 0 of torchrun: tell the others the run folder, then do as they do.
+    """Train as rank 0 of torchrun, after telling the other ranks the run folder.
 
     Returns the signal that asked this rank to stop, if any. Raises CollectiveError if a rank does not come in time.
     """

@@ -60,7 +60,7 @@ def resumed(cfg: DictConfig, run_dir: Path, overrides: Sequence[str]) -> Config:
     before = load_config(run_dir / "config.yaml")
     stored = to_omegaconf(before)
     stored.other_spaces = False
-    # 2. The overrides. A section whose variant changes has other keys; only that of the topology may change.
+    # 2. The overrides. Another variant of a section has other keys; only the topology may change.
     for section in SECTIONS_BY_NAME:
         name = name_in(section, cfg[section])
         if name != name_in(section, stored[section]):
@@ -103,7 +103,7 @@ def begun_or_resumed(cfg: DictConfig, run_dir: Path) -> Config | None:
     found = sweep_runs.differences(before, config)
     if different := [each for each in found if not each.startswith(_may_change())]:
         raise ConfigError(
-            f"resume=auto: {run_dir} holds another run, whose settings differ: {', '.join(different[:3])}: choose "
+            f"resume=auto: {run_dir} holds another run: settings differ: {', '.join(different[:3])}: choose "
             "another hydra.run.dir, or give the settings of that run"
         )
     summary = folder.summary()

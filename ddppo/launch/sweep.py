@@ -1,7 +1,7 @@
 """A sweep of `-m`: train its runs one after another, and report at the end how each of them ended.
 
-Hydra calls `train_in_sweep` once a run. It tells the folder of the sweep only to a callback, `SweepFolder`. A sweep can
-be repeated: sweep_runs.py says whether a run is complete, is resumed or begins.
+Hydra calls `train_in_sweep` once a run. It passes the folder of the sweep only to a callback, `SweepFolder`. A sweep
+can be repeated: sweep_runs.py decides whether a run is complete, is resumed or begins.
 """
 
 import json
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 def train_in_sweep(cfg: DictConfig, run_dir: Path) -> float | None:
     """Train one run of a sweep, unless it is complete. Returns the number that a sweeper optimises.
 
-    Notes in the sweep's journal how the run ended. Raises TrainingError after that if it failed: Hydra goes on with the
-    other runs. Raises Stopped if a signal asked for a stop: no other run is to begin.
+    Notes in the sweep's journal how the run ended. If it failed, raises TrainingError after that: Hydra continues with
+    the other runs. Raises Stopped if a signal asked for a stop: no other run may begin.
     """
     from ddppo.launch import sweep_runs
 
@@ -67,7 +67,7 @@ def train_in_sweep(cfg: DictConfig, run_dir: Path) -> float | None:
             if not entry.completed:
                 if is_over(end_of_time(config.run.max_minutes)):
                     raise Stopped(0)
-                # 3. Train. A run whose training is complete counts as completed, even if a step after it failed.
+                # 3. Train. A run with complete training counts as completed, even if a step after it failed.
                 try:
                     stop_signal = run(RunFolder(run_dir).begin(config), run_dir)
                 except AfterTrainingError:
@@ -175,7 +175,7 @@ class SweepFolder(Callback):
             HydraConfig.instance().cfg = before
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        # Hydra only warns about an exception in a callback, and goes on. So these end the process.
+        # Hydra only warns about an exception in a callback, and continues. So these end the process.
         try:
             folder = Path(config.hydra.sweep.dir)
             check_objective(config)

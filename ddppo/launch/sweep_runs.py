@@ -192,7 +192,7 @@ def in_words(found: list[RunResult], sweep_dir: Path, since: FolderBefore) -> st
     text += [f"  {outcome.run}: {outcome.why}" for outcome in failed]
     text += [f"  {outcome.run}: complete, but {outcome.after}" for outcome in found if outcome.after]
     if failed:
-        text.append(f"  the same command with sweep={sweep_dir} goes on with these and skips the complete")
+        text.append(f"  the same command with sweep={sweep_dir} repeats these and skips complete runs")
     results = sweep_dir / _RESULTS
     if _identity(results) not in ((), since.results):
         best = OmegaConf.load(results)

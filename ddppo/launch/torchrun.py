@@ -55,7 +55,9 @@ def copies_of(environ: Mapping[str, str]) -> tuple[str, int] | None:
         is_shell = launcher == "srun" and "SLURM_PTY_PORT" in environ  # srun -n 4 --pty bash
         if environ.get(size, "1") == "1" or is_shell:
             continue
-        subject = f"{launcher} started {environ[size]} copies of this command ({size}={environ[size]}), each of which"
+        subject = (
+            f"{launcher} started {environ[size]} copies of this command ({size}={environ[size]}), and each"
+        )
         return _refusal(subject, environ[size]), _number(environ.get(number))
     if "PMIX_RANK" in environ and not any(size in environ for size, _ in _OTHER_LAUNCHERS.values()):
         number = environ["PMIX_RANK"]

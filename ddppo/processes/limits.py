@@ -131,7 +131,7 @@ def memory_limit(root: Path = Path("/")) -> float:
 
 
 def _met(error: BaseException) -> str | None:
-    """Return the sentence about the limit that an error met. Libraries raise errors of many types: their texts tell."""
+    """Return the sentence about the limit that an error met, found by its number or by its text."""
     number, text = getattr(error, "errno", None), str(error)
     # Open files, then the size of a file.
     if number == errno.EMFILE or _NO_FILE.search(text):

@@ -357,7 +357,7 @@ def _is_of_the_launcher(it: Any) -> bool:
 
 
 def end_processes_left() -> None:
-    """Kill the processes that a task started by multiprocessing, for whose end Python would wait."""
+    """Kill the processes that a task started by multiprocessing: Python would wait for their end."""
     for process in _started():
         process.kill()
 

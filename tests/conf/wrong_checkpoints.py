@@ -1,13 +1,13 @@
 """What a run cannot begin with, go on from or keep: command lines with what is said of them."""
 
 LINES = {
-    "resume=auto": "in a folder of a fixed name, and there is none: add hydra.run.dir=<folder>",
+    "resume=auto": "in a folder with a fixed name, and there is none: add hydra.run.dir=<folder>",
     "resume=auto hydra.run.dir=runs/${stamp:%H}": "is another at every start: add hydra.run.dir=<folder>",
-    "resume=auto hydra.run.dir={run} ppo.gamma=0.5": "holds another run, whose settings differ: ",
+    "resume=auto hydra.run.dir={run} ppo.gamma=0.5": "holds another run: settings differ: ",
     "resume=auto hydra.run.dir={run} env=pendulum": "choose another hydra.run.dir, or give the settings of that run",
     "resume=auto hydra.run.dir={list}": "config.yaml is not the configuration of a run: it holds a list",
     "resume=auto hydra.run.dir=/proc/nothing": "is not a folder that can be written to",
-    "resume={run} init_from={run}": "exclude one another: a run that goes on has parameters of its own",
+    "resume={run} init_from={run}": "exclude one another: a resumed run has its own parameters",
     "resume={run} ppo.total_steps=128 env.backend=sync": "keep env.backend and dist.topology: resume_state=approximate",
     "resume_state=roughly": "must be one of exact, approximate",
     "init_from={missing}": "there is no such run folder or checkpoint",

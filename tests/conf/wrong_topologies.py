@@ -24,9 +24,9 @@ LINES = {
     "distributed=tests.conf.wrong_topologies:Small dist.world_size=2": "gives 1 ranks roles",
     "distributed=tests.conf.wrong_topologies:Unrunnable": "its implementation tests.conf.nothing:X cannot be imported",
     "distributed=tests.conf.wrong_topologies:NoTopology": "is no subclass of",
-    "distributed=central_inference env.backend=sync": "stepped by env.backend=pool",
-    "distributed=central_inference env.backend=gym_vector": "stepped by env.backend=pool",
-    "distributed=central_inference env=atari": "stepped by env.backend=pool",
+    "distributed=central_inference env.backend=sync": "which steps environments by env.backend=pool",
+    "distributed=central_inference env.backend=gym_vector": "which steps environments by env.backend=pool",
+    "distributed=central_inference env=atari": "which steps environments by env.backend=pool",
     "distributed=central_inference dist.max_wait_ms=-1": "must be at least 0",
     "distributed=central_inference env.num_workers=99": "exceeds the 8 environments",
     "distributed=central_inference env.slow_ranks={0:0.1}": "has no effect with distributed=central_inference",
@@ -37,8 +37,8 @@ LINES = {
     "distributed=env_workers dist.collective=nccl": "only step environments and have no GPU",
     "distributed=env_workers env.slow_ranks={3:0.1}": "has ranks 0 to 2",
     "distributed=device env=synthetic": "is not stepped in C++",
-    "distributed=device env.backend=pool": "stepped by env.backend=batched",
-    "distributed=device env.num_workers=2": "stepped by env.backend=batched: leave the number out",
+    "distributed=device env.backend=pool": "which steps environments by env.backend=batched",
+    "distributed=device env.num_workers=2": "which steps environments by env.backend=batched: leave the number out",
     "distributed=multi_learner dist.num_learners=5": "use 1 or 2 learners, or 10, 15, ... ranks",
     "distributed=multi_learner dist.num_learners=0": "must be at least 1",
     "dist.num_learners=2": "with distributed=ddp: it is of distributed=multi_learner",
@@ -53,11 +53,11 @@ LINES = {
     "distributed=async_actors dist.world_size=1": "takes at least 2 ranks",
     "distributed=async_actors dist.max_lag=-1": "must be at least 0",
     "distributed=async_actors dist.correction=vtrase": "did you mean vtrace?",
-    "distributed=async_actors dist.collective=gloo": "whose ranks meet in no collective",
+    "distributed=async_actors dist.collective=gloo": "which has no collectives",
     "distributed=async_actors dist.grad_sync=ddp": "where one rank learns and no gradients travel",
     "distributed=sync_actors dist.max_lag=1": "with distributed=sync_actors: it is of distributed=async_actors",
     "dist.correction=none": "with distributed=ddp: it is of distributed=async_actors",
-    "ppo=a3c": "ppo.rollouts_per_update=1 has no effect with distributed=ddp, whose ranks learn from all rollouts",
+    "ppo=a3c": "ppo.rollouts_per_update=1 has no effect with distributed=ddp, which learns from all rollouts",
     "distributed=single dist.topology=sync_actors": "takes at least 2 ranks",
     "resume={run} dist.topology=sync_actors": "takes at least 2 ranks",
     "distributed=central_inference dist.observers=3": "does not divide the 8 environments of an agent: use 1 or 2 or 4",
@@ -78,7 +78,7 @@ LINES = {
     "dist.rollout_time_cap_s=1": "with distributed=ddp: it is of distributed=ddp_preempt",
     "dist.observers=4": "with distributed=ddp: it is of distributed=central_inference",
     "distributed=async_actors dist.world_size=3 env=gym env.id=tests.distributed.telling:tests/Telling-v0": (
-        "its environments tell one another after every iteration what they found"
+        "its environments exchange messages after every iteration"
     ),
 }
 

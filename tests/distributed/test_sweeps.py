@@ -115,7 +115,7 @@ def test_ctrl_c_ends_the_sweep_and_the_same_command_goes_on_with_it(sweep, tmp_p
         os.killpg(process.pid, signal.SIGINT)
         _, stderr = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
-    assert stderr == f"interrupted; the same command with sweep={tmp_path} goes on with the sweep\n"
+    assert stderr == f"interrupted; the same command with sweep={tmp_path} continues the sweep\n"
     assert list(by_seed(tmp_path)) == ["seed-0"]
     assert summary(by_seed(tmp_path)["seed-0"])["status"] == "stopped"
 
@@ -155,9 +155,7 @@ def test_what_fails_is_listed_after_all_others_ran(sweep, tmp_path, monkeypatch)
     assert told[0] == f"sweep {tmp_path}: 3 runs, 1 completed, 2 failed"
     assert told[1].endswith(" raised ZeroDivisionError in step 151: the task of the test broke")
     assert "observation space" in told[2]
-    assert told[3].endswith(
-        f"the same command with sweep={tmp_path} goes on with these and skips the complete"
-    )
+    assert told[3].endswith(f"the same command with sweep={tmp_path} repeats these and skips complete runs")
     assert "saboteurs.py" in stderr  # the task's own traceback
     assert stderr.count("Traceback") == 1
     assert "CartPole" in stdout
@@ -266,7 +264,7 @@ def test_ctrl_c_ends_what_joblib_runs(tmp_path):
         os.killpg(process.pid, signal.SIGINT)
         _, stderr = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
-    assert stderr.startswith(f"interrupted; the same command with sweep={tmp_path} goes on with the sweep\n")
+    assert stderr.startswith(f"interrupted; the same command with sweep={tmp_path} continues the sweep\n")
     for path in run_dirs(tmp_path):
         with held(path, patience_s=PATIENCE_S):  # by nobody any more: its process has ended
             pass

@@ -399,7 +399,7 @@ def test_a_checkpoint_that_is_large_says_what_is_and_how_to_leave_it_out(call, t
     assert size_of_last(run_dir) < before / 5
     code, stderr = call(f"resume={run_dir}", "ppo.total_steps=128")
     assert code == 2
-    assert "checkpoint.environments=false leaves them out: resume_state=approximate goes on from it" in stderr
+    assert "checkpoint.environments=false leaves them out: resume_state=approximate resumes from it" in stderr
     code, stderr = call(f"resume={run_dir}", "ppo.total_steps=128", "resume_state=approximate")
     assert code == 0
     assert "what a task remembers from one to the next is lost" in stderr

@@ -120,7 +120,7 @@ def test_a_signal_ends_a_sweep_even_where_it_comes_too_late_for_the_run(
         "-m", *SMALL, "eval.final_episodes=2", "ppo.total_steps=64", "seed=0,1", f"sweep={tmp_path}"
     )
     assert code == 75
-    assert stderr == f"stopped by SIGTERM; the same command with sweep={tmp_path} goes on with the sweep\n"
+    assert stderr == f"stopped by SIGTERM; the same command with sweep={tmp_path} continues the sweep\n"
     (run_dir,) = (path.parent for path in tmp_path.glob("[!.]*/config.yaml"))
     assert run_dir.name.endswith("seed-0")
     assert summary(run_dir)["status"] == outcome
@@ -152,9 +152,7 @@ def test_a_run_whose_minutes_are_over_is_saved_and_asks_to_be_started_again(tmp_
 def test_a_sweep_whose_minutes_are_over_begins_no_other_run(call, tmp_path):
     code, stderr = call("-m", *SMALL, *LIMITED, "env.num_envs=4", "seed=0,1", f"sweep={tmp_path}")
     assert code == 75
-    assert (
-        stderr == f"run.max_minutes are over; the same command with sweep={tmp_path} goes on with the sweep\n"
-    )
+    assert stderr == f"run.max_minutes are over; the same command with sweep={tmp_path} continues the sweep\n"
     assert len(list(tmp_path.glob("[!.]*/config.yaml"))) <= 1
 
 

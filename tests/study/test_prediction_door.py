@@ -123,9 +123,9 @@ def test_help_lists_every_setting(capsys, monkeypatch):
         (("published={world_size: 1e999, speedup: 3}",), "world_size=inf is above 1e+09"),
         (("published={world_size: 4, speedup: .nan}",), "speedup=nan is not a number above 0"),
         (("published={world_size: 4, speedup: true}",), "speedup=true is not a number above 0"),
-        (("published={world_size: 128, speedup: 107}", "latency_s=1"), "goes alone"),
+        (("published={world_size: 128, speedup: 107}", "latency_s=1"), "excludes other settings"),
         (("x", "slow_factor=lots"), "slow_factor"),
-        (("x", "fit_on=1,2", "latency_s=1"), "compares with what was measured: leave latency_s out"),
+        (("x", "fit_on=1,2", "latency_s=1"), "compares with measurements: leave latency_s out"),
     ],
 )
 def test_a_mistake_is_told_with_its_remedy(arguments, message, capsys, monkeypatch):
