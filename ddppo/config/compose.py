@@ -29,14 +29,14 @@ from omegaconf import DictConfig, OmegaConf
 from ddppo.config.help import help_text
 from ddppo.config.settings import SECTIONS, EnvConfig, config_class
 from ddppo.config.variants import (
-    SECTIONS_BY_NAME,
+    SECTIONS_WITH_VARIANTS,
     check_keys,
-    name_in,
-    names_of,
+    keys_of,
     owners_of,
     settings_class,
-    stored_names,
+    stored_variants,
     structured,
+    variant_of,
 )
 from ddppo.errors import ConfigError, near
 from ddppo.plugins import added, imported, plugins
@@ -70,11 +70,11 @@ def register() -> None:
     setattr(store, "list", partial(_shown_options, store))  # noqa: B010 (mypy lets no method be assigned)
     # Schemas. A section with variants accepts any key until its variant is known.
     root = OmegaConf.structured(config_class())
-    for section, variants in SECTIONS_BY_NAME.items():
+    for section, variants in SECTIONS_WITH_VARIANTS.items():
         root[section] = _open(variants.base)
     store.store(name="schema", node=root)
     for group, kind in SECTIONS.items():
-        has_variants = any(kind is variants.base for variants in SECTIONS_BY_NAME.values())
+        has_variants = any(kind is variants.base for variants in SECTIONS_WITH_VARIANTS.values())
         store.store(group=group, name="schema", node=_open(kind) if has_variants else kind)
     if ConfigLoaderImpl._apply_overrides_to_config is _apply:
         setattr(ConfigLoaderImpl, "_apply_overrides_to_config", staticmethod(_apply_with_variants))  # noqa: B010
@@ -124,7 +124,7 @@ def _apply_with_variants(overrides: list[Override], cfg: DictConfig) -> None:
     The presets are merged into `cfg` by then, so the variant is known.
     """
     given = {each.key_or_group: each.value() for each in overrides if not each.is_delete()}
-    for section in SECTIONS_BY_NAME:
+    for section in SECTIONS_WITH_VARIANTS:
         if section in cfg:
             _fix_variant(section, cfg, given)
     _apply(overrides, cfg)
@@ -137,19 +137,19 @@ def _fix_variant(section: str, cfg: DictConfig, given: dict[str, Any]) -> None:
     """
     # 1. Which variant? A resumed run keeps its own, and presets do not matter. Else the command line wins over presets.
     values: Any = OmegaConf.to_container(cfg[section], resolve=False)
-    chosen_by = SECTIONS_BY_NAME[section].key
+    chosen_by = SECTIONS_WITH_VARIANTS[section].key
     keys = [key.split(".")[1] for key in given if key.startswith(f"{section}.")]
     resumed = given.get("resume")
     if resumed not in (None, "auto"):
-        stored_name = stored_names(Path(str(resumed))).get(section)
+        stored_name = stored_variants(Path(str(resumed))).get(section)
         values = {chosen_by: stored_name} if stored_name else values
-    if (wanted := given.get(f"{section}.{chosen_by}")) is not None and wanted != name_in(section, values):
+    if (wanted := given.get(f"{section}.{chosen_by}")) is not None and wanted != variant_of(section, values):
         # Settings of the presets that only their own variant has are dropped with it.
-        has = names_of(settings_class(section, str(wanted)))
+        has = keys_of(settings_class(section, str(wanted)))
         values = {key: value for key, value in values.items() if key in has or not owners_of(section, key)}
         values[chosen_by] = wanted
     # 2. A sweep may run over variants. Then keys of any variant pass here, and each run checks its own.
-    name = name_in(section, values)
+    name = variant_of(section, values)
     foreign: list[str] = []
     if str(given.get("hydra.mode")) == "MULTIRUN":
         foreign = [key for key in {*values, *keys} if owners_of(section, key)]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ddppo.config.fields import near
-from ddppo.config.variants import RENAMED, SECTIONS_BY_NAME, known, names_of, owners_of
+from ddppo.config.variants import RENAMED, SECTIONS_WITH_VARIANTS, keys_of, known, owners_of
 
 _USAGE = """ddppo: data-parallel PPO on one worker or many
 
@@ -86,9 +86,9 @@ def all_names(root: type) -> list[str]:
     """Return the full keys of all settings, including those of all variants."""
     of_variants = [
         f"{section}.{name}"
-        for section in SECTIONS_BY_NAME
+        for section in SECTIONS_WITH_VARIANTS
         for kind in known(section).values()
-        for name in names_of(kind)
+        for name in keys_of(kind)
     ]
     return list(dict.fromkeys([*setting_names(root), *of_variants]))
 
@@ -109,7 +109,7 @@ def _settings(section: type, prefix: str) -> list[str]:
     nested: list[str] = []
     plain: list[str] = []
     for item in fields(section):
-        if not prefix and item.name in SECTIONS_BY_NAME:
+        if not prefix and item.name in SECTIONS_WITH_VARIANTS:
             nested += ["", *_of_variants(item.name)]
         elif isinstance(item.default_factory, type) and is_dataclass(item.default_factory):
             nested += ["", *_settings(item.default_factory, f"{item.name}.")]
@@ -120,8 +120,8 @@ def _settings(section: type, prefix: str) -> list[str]:
 
 def _of_variants(section: str) -> list[str]:
     """Return lines for the settings that all variants have, then for the others, grouped by their variants."""
-    base, chosen_by = SECTIONS_BY_NAME[section].base, SECTIONS_BY_NAME[section].chosen_by
-    common = names_of(base)
+    base, chosen_by = SECTIONS_WITH_VARIANTS[section].base, SECTIONS_WITH_VARIANTS[section].chosen_by
+    common = keys_of(base)
     by_owners: dict[tuple[str, ...], list[str]] = {}
     for kind in known(section).values():
         for item in fields(kind):

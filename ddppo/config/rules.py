@@ -20,7 +20,7 @@ from ddppo.config.rank_rules import (
     layout,
 )
 from ddppo.config.settings import Config, section, sections
-from ddppo.config.variants import RENAMED_BACKENDS, SECTIONS_BY_NAME
+from ddppo.config.variants import RENAMED_BACKENDS, SECTIONS_WITH_VARIANTS
 from ddppo.distributed.topologies.known import find
 from ddppo.errors import ConfigError
 from ddppo.plugins import added, imported
@@ -56,7 +56,7 @@ def validate(config: Config) -> BatchShape:
     # 3. Rules that need the sizes of an iteration, those of variants and plugins included.
     shape = batch_shape(config)
     check_memory(config, shape)
-    for each in [getattr(config, name) for name in SECTIONS_BY_NAME] + [
+    for each in [getattr(config, name) for name in SECTIONS_WITH_VARIANTS] + [
         section(config, name) for name in sections()
     ]:
         for check_run in own_methods(each, "check_run"):

@@ -18,12 +18,12 @@ from ddppo.config.help import unknown_setting
 from ddppo.config.settings import Config, config_class
 from ddppo.config.variants import (
     RENAMED_BACKENDS,
-    SECTIONS_BY_NAME,
+    SECTIONS_WITH_VARIANTS,
     check_keys,
-    empty,
-    name_in,
-    names_of,
+    defaults_of,
+    keys_of,
     settings_class,
+    variant_of,
 )
 from ddppo.errors import ConfigError
 
@@ -61,8 +61,8 @@ def _schema(kinds: tuple[type, ...]) -> DictConfig:
     """
     schema = OmegaConf.structured(config_class())
     assert isinstance(schema, DictConfig)
-    for section, kind in zip(SECTIONS_BY_NAME, kinds, strict=True):
-        schema[section] = empty(kind)
+    for section, kind in zip(SECTIONS_WITH_VARIANTS, kinds, strict=True):
+        schema[section] = defaults_of(kind)
     return schema
 
 
@@ -84,9 +84,9 @@ def from_omegaconf(cfg: DictConfig) -> Config:
 def _kinds(plain: Mapping[str, Any]) -> tuple[type, ...]:
     """Return the dataclass of each section with variants. Raises ConfigError for a key that a variant lacks."""
     kinds = []
-    for section in SECTIONS_BY_NAME:
+    for section in SECTIONS_WITH_VARIANTS:
         values = plain.get(section) or {}
-        name = name_in(section, values)
+        name = variant_of(section, values)
         check_keys(section, name, values)
         kinds.append(settings_class(section, name))
     return tuple(kinds)
@@ -144,11 +144,11 @@ def without_others(config: Mapping[str, Any], *, imports: bool = True) -> dict[s
         values = found.get(section)
         if not isinstance(values, Mapping) or not (defaults.keys() & values.keys()):
             continue
-        name = name_in(section, values)
+        name = variant_of(section, values)
         if ":" in name and not imports:
             continue
         try:
-            has = names_of(settings_class(section, name))
+            has = keys_of(settings_class(section, name))
         except ConfigError:  # from_omegaconf raises it again
             continue
         found[section] = {
@@ -179,7 +179,7 @@ def to_yaml(config: Config) -> str:
 
 def to_omegaconf(config: Config) -> DictConfig:
     """Return the configuration from which `from_omegaconf` makes `config`. A ${ in its texts is no interpolation."""
-    kinds = tuple(type(getattr(config, section)) for section in SECTIONS_BY_NAME)
+    kinds = tuple(type(getattr(config, section)) for section in SECTIONS_WITH_VARIANTS)
     merged = OmegaConf.merge(_schema(kinds), _all_escaped(asdict(config)))
     assert isinstance(merged, DictConfig)
     return merged

@@ -92,7 +92,7 @@ def _derived(found: Any, base: type, subject: str, other: str) -> type:
     return found
 
 
-SECTIONS_BY_NAME = {
+SECTIONS_WITH_VARIANTS = {
     "model": Variants(ModelSettings, "name", "model", _known_models, _model_settings),
     "dist": Variants(
         DistSettings,
@@ -109,12 +109,12 @@ SECTIONS_BY_NAME = {
 
 def known(section: str) -> dict[str, type]:
     """Return the dataclasses of the variants that have a name, by name."""
-    return SECTIONS_BY_NAME[section].known()
+    return SECTIONS_WITH_VARIANTS[section].known()
 
 
 def settings_class(section: str, name: str) -> type:
     """Return the dataclass of a variant's settings. Raises ConfigError if there is no such variant."""
-    return SECTIONS_BY_NAME[section].find(name)
+    return SECTIONS_WITH_VARIANTS[section].find(name)
 
 
 _before_user_import: Callable[[], None] | None = None
@@ -148,9 +148,9 @@ def model_at(name: str) -> Any:
         raise ConfigError(f"model.name={name}: cannot be imported: {in_one_line(e)}") from e
 
 
-def name_in(section: str, values: Mapping[str, Any]) -> str:
+def variant_of(section: str, values: Mapping[str, Any]) -> str:
     """Return the name of the variant in the `values` of a section: the default if they have none."""
-    variants = SECTIONS_BY_NAME[section]
+    variants = SECTIONS_WITH_VARIANTS[section]
     naming = next(item for item in fields(variants.base) if item.name == variants.key)
     found = values.get(naming.name)
     return str(naming.default if found is None else found)
@@ -161,30 +161,32 @@ def settings_of(section: str, **values: Any) -> Any:
 
     Raises ConfigError for a key that the variant lacks.
     """
-    name = name_in(section, values)
+    name = variant_of(section, values)
     check_keys(section, name, values)
     return settings_class(section, name)(**values)
 
 
 def changed(section: str, values: Mapping[str, Any], name: str) -> DictConfig:
     """Return settings of the variant `name` that keep the `values` of the keys that it has."""
-    has = names_of(settings_class(section, name))
+    has = keys_of(settings_class(section, name))
     kept = {key: value for key, value in values.items() if key in has}
-    return structured(section, kept | {SECTIONS_BY_NAME[section].key: name})
+    return structured(section, kept | {SECTIONS_WITH_VARIANTS[section].key: name})
 
 
-def stored_names(folder: Path) -> dict[str, str]:
+def stored_variants(folder: Path) -> dict[str, str]:
     """Return the name of the variant in a run folder's config.yaml, by section; {} if it cannot be read."""
     try:
         loaded: Any = OmegaConf.load(folder / "config.yaml")
-        names = {section: name_in(section, loaded.get(section) or {}) for section in SECTIONS_BY_NAME}
+        names = {
+            section: variant_of(section, loaded.get(section) or {}) for section in SECTIONS_WITH_VARIANTS
+        }
         # Of older runs: it is a preset of env_workers now (stored.load_config).
         return {section: "env_workers" if x == "env_workers_hetero" else x for section, x in names.items()}
     except Exception:  # the command that loads it reports the fault
         return {}
 
 
-def names_of(kind: type) -> list[str]:
+def keys_of(kind: type) -> list[str]:
     """Return the keys of a variant's dataclass."""
     return [item.name for item in fields(kind)]
 
@@ -194,9 +196,9 @@ def structured(section: str, values: Mapping[str, Any], also: Sequence[str] = ()
 
     also: keys of other variants that are accepted too. Raises ConfigError for any other key.
     """
-    name = name_in(section, values)
+    name = variant_of(section, values)
     check_keys(section, name, [key for key in values if key not in also])
-    made = empty(settings_class(section, name))
+    made = defaults_of(settings_class(section, name))
     if also:
         made = made.copy()
         OmegaConf.set_struct(made, False)
@@ -209,7 +211,7 @@ def structured(section: str, values: Mapping[str, Any], also: Sequence[str] = ()
 
 
 @functools.cache
-def empty(kind: type) -> DictConfig:
+def defaults_of(kind: type) -> DictConfig:
     """Return a variant's settings at their defaults, to be copied: made once, since that takes milliseconds."""
     try:
         made = OmegaConf.structured(kind)
@@ -223,7 +225,7 @@ def empty(kind: type) -> DictConfig:
 
 def check_keys(section: str, name: str, keys: Iterable[str]) -> None:
     """Raise ConfigError if a variant lacks one of `keys`."""
-    has = names_of(settings_class(section, name))
+    has = keys_of(settings_class(section, name))
     for key in keys:
         if str(key) not in has:
             raise ConfigError(unknown_key(section, name, str(key)))
@@ -233,17 +235,17 @@ def unknown_key(section: str, name: str, key: str) -> str:
     """Return the message about a key that a variant lacks: which variants have it, or which key was meant."""
     if (full := f"{section}.{key}") in RENAMED:
         return f"{full} is called {RENAMED[full]} now"
-    variants = SECTIONS_BY_NAME[section]
+    variants = SECTIONS_WITH_VARIANTS[section]
     chosen_by = variants.chosen_by
     unknown = f"there is no setting {section}.{key}"
     chosen = f"{chosen_by}={name}" if chosen_by == "distributed" else f"{section}.{variants.key}={name}"
     # Another variant has exactly this key; else a similar key of this variant, of another one; else list all.
     if owners := owners_of(section, key):
         return f"{unknown} with {chosen}: it is of {chosen_by}={' or '.join(owners)}"
-    own = names_of(settings_class(section, name))
+    own = keys_of(settings_class(section, name))
     if matches := difflib.get_close_matches(key, own):
         return f"{unknown} (did you mean {' or '.join(f'{section}.{each}' for each in matches)}?); --help lists all"
-    of_others = [each for kind in known(section).values() for each in names_of(kind)]
+    of_others = [each for kind in known(section).values() for each in keys_of(kind)]
     if matches := difflib.get_close_matches(key, of_others, n=1):
         meant = f"{section}.{matches[0]} of {chosen_by}={' or '.join(owners_of(section, matches[0]))}"
         return f"{unknown} (did you mean {meant}?); --help lists all"
@@ -252,21 +254,21 @@ def unknown_key(section: str, name: str, key: str) -> str:
 
 def own_keys(section: str, name: str) -> list[str]:
     """Return the keys of a variant that the section's base class lacks."""
-    common = names_of(SECTIONS_BY_NAME[section].base)
-    return [key for key in names_of(settings_class(section, name)) if key not in common]
+    common = keys_of(SECTIONS_WITH_VARIANTS[section].base)
+    return [key for key in keys_of(settings_class(section, name)) if key not in common]
 
 
 def owners_of(section: str, key: str) -> list[str]:
     """Return the names of the variants that have a key; [] if all have it."""
-    if key in names_of(SECTIONS_BY_NAME[section].base):
+    if key in keys_of(SECTIONS_WITH_VARIANTS[section].base):
         return []
-    return [name for name, kind in known(section).items() if key in names_of(kind)]
+    return [name for name, kind in known(section).items() if key in keys_of(kind)]
 
 
 def type_of(key: str, types: Mapping[str, Any]) -> Any:
     """Return the annotation of a setting by its full key, in `types` or of any variant; None if there is none."""
     section, _, name = key.partition(".")
-    if key in types or section not in SECTIONS_BY_NAME:
+    if key in types or section not in SECTIONS_WITH_VARIANTS:
         return types.get(key)
     return next(
         (item.type for kind in known(section).values() for item in fields(kind) if item.name == name), None

@@ -13,7 +13,7 @@ from ddppo.algorithms.task_sampler import make_sampler, state_in
 from ddppo.config import rules, settings
 from ddppo.config.settings import Config
 from ddppo.config.stored import from_omegaconf, load_config, to_omegaconf
-from ddppo.config.variants import SECTIONS_BY_NAME, changed, name_in
+from ddppo.config.variants import SECTIONS_WITH_VARIANTS, changed, variant_of
 from ddppo.errors import ConfigError, RunFolderError
 from ddppo.launch import sweep_runs
 from ddppo.loop import env_states as environments
@@ -61,9 +61,9 @@ def resumed(cfg: DictConfig, run_dir: Path, overrides: Sequence[str]) -> Config:
     stored = to_omegaconf(before)
     stored.other_spaces = False
     # 2. The overrides. Another variant of a section has other keys; only the topology may change.
-    for section in SECTIONS_BY_NAME:
-        name = name_in(section, cfg[section])
-        if name != name_in(section, stored[section]):
+    for section in SECTIONS_WITH_VARIANTS:
+        name = variant_of(section, cfg[section])
+        if name != variant_of(section, stored[section]):
             stored[section] = changed(section, dict(stored[section]), name)
     for override in overrides:
         key = override.partition("=")[0]

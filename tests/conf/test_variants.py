@@ -11,7 +11,7 @@ from ddppo.config import rules
 from ddppo.config.compose import conf_dir, register
 from ddppo.config.model_settings import MlpSettings
 from ddppo.config.stored import _OF_ALL_VARIANTS, from_omegaconf, load_config, to_yaml
-from ddppo.config.variants import SECTIONS_BY_NAME, known, names_of, settings_class
+from ddppo.config.variants import SECTIONS_WITH_VARIANTS, keys_of, known, settings_class
 from ddppo.domains.circuits.settings import GnnSettings
 from ddppo.errors import ConfigError
 from ddppo.plugins import added, imported
@@ -157,7 +157,7 @@ def test_a_model_of_ones_own_has_the_settings_in_its_class_or_those_of_mlp(compo
         type(checked(composed("model.name=own_variants:Plain", "model.hidden_sizes=[3]")).model)
         is MlpSettings
     )
-    assert names_of(type(checked(composed("model.name=own_variants:Alone")).model)) == ["name", "depth"]
+    assert keys_of(type(checked(composed("model.name=own_variants:Alone")).model)) == ["name", "depth"]
 
 
 def test_a_topology_by_its_name_alone_has_its_own_keys_and_the_values_of_the_command_line(composed):
@@ -183,8 +183,8 @@ def test_what_is_stored_holds_the_variant_s_keys_alone_and_reads_back(composed, 
     config = checked(composed(*line.split()))
     path = tmp_path / "config.yaml"
     path.write_text(to_yaml(config))
-    for section in SECTIONS_BY_NAME:
-        assert list(OmegaConf.load(path)[section]) == names_of(type(getattr(config, section)))
+    for section in SECTIONS_WITH_VARIANTS:
+        assert list(OmegaConf.load(path)[section]) == keys_of(type(getattr(config, section)))
     assert load_config(path) == config
 
 
@@ -206,12 +206,12 @@ def test_a_file_with_the_keys_of_all_variants_loads_unless_one_without_effect_wa
 
 
 def test_every_setting_of_a_variant_has_a_meaning_and_a_default_of_before():
-    for section, variants in SECTIONS_BY_NAME.items():
+    for section, variants in SECTIONS_WITH_VARIANTS.items():
         before = {**_OF_ALL_VARIANTS[section], variants.key: None}
         for kind in known(section).values():
             for item in kind.__dataclass_fields__.values():
                 assert len(item.metadata["meaning"]) > 5, (kind, item.name)
-                if item.name in names_of(variants.base):
+                if item.name in keys_of(variants.base):
                     continue
 
                 assert item.name in before, (kind, item.name)

@@ -8,7 +8,7 @@ from torch import nn
 from ddppo.algorithms.grpo import GrpoLearner
 from ddppo.collectives.group import Group
 from ddppo.config.algorithm_settings import GrpoSettings
-from ddppo.config.variants import names_of, settings_of
+from ddppo.config.variants import keys_of, settings_of
 from ddppo.distributed.gradient_sync import FlatParameters, FlatSync
 from ddppo.errors import NonFiniteError
 from ddppo.models.actor_critic import ActorCritic
@@ -58,7 +58,7 @@ def learner(shape, model=None, *, scale=1.0, obs_normalizer=None, reward_normali
     """A learner of T x E samples whose settings are SIMPLE but for `settings`."""
     wanted = {**SIMPLE, **settings}
     if wanted.get("algorithm") == "grpo":  # which has no value function to learn, and its own advantages
-        wanted = {key: value for key, value in wanted.items() if key in names_of(GrpoSettings)}
+        wanted = {key: value for key, value in wanted.items() if key in keys_of(GrpoSettings)}
     config = settings_of("ppo", **wanted)
     steps, envs = shape
     model = model or Constant()

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from ddppo.config.settings import Config
-from ddppo.config.variants import SECTIONS_BY_NAME, names_of, owners_of, settings_class
+from ddppo.config.variants import SECTIONS_WITH_VARIANTS, keys_of, owners_of, settings_class
 from tests.support import CHECKOUT
 
 PAGE = (CHECKOUT / "docs" / "ppo_details.md").read_text()
@@ -45,7 +45,7 @@ def default_of(words):
         group, preset = presets[0].split("=")
         assert GROUPS.get(group, group) == section
         value = yaml.safe_load((CHECKOUT / "conf" / group / f"{preset}.yaml").read_text())
-    if not presets and section in SECTIONS_BY_NAME and keys[0] not in names_of(type(value)):
+    if not presets and section in SECTIONS_WITH_VARIANTS and keys[0] not in keys_of(type(value)):
         value = settings_class(section, owners_of(section, keys[0])[0])()  # of the first variant that has it
     for key in keys:
         value = value[key] if isinstance(value, dict) else getattr(value, key)
