@@ -161,6 +161,7 @@ def _check(options: EvaluateConfig) -> list[Path]:
         raise ConfigError(f"seed={options.seed} and seeds={options.seeds}: give one of them")
     if any(seed < 0 for seed in options.seeds) or len(set(options.seeds)) < len(options.seeds):
         raise ConfigError(f"seeds={options.seeds}: different numbers, each at least 0")
+    # run=[a,b] is a list, unless a folder has that name.
     is_list = options.run.startswith("[") and options.run.endswith("]") and not Path(options.run).exists()
     given = [word.strip() for word in options.run[1:-1].split(",")] if is_list else [options.run]
     given += options.others
@@ -247,6 +248,7 @@ def _text(r: dict[str, Any], unit: str) -> str:
         f"length  {r['length_mean']:.1f} {unit}",
     ]
     if "success_rate" in r:
+        # Tasks of text may report the rate of success, also by tier.
         of_tiers = {k.removeprefix("success_rate_"): v for k, v in r.items() if k.startswith("success_rate_")}
         by_tier = ", ".join(f"{tier} {rate:.2f}" for tier, rate in of_tiers.items())
         lines.append(f"success {r['success_rate']:.2f}" + (f" ({by_tier})" if by_tier else ""))
@@ -261,6 +263,7 @@ def _table(results: Sequence[dict[str, Any]], tasks: dict[str, dict[str, Any]]) 
     for r in results:
         numbers = (f"{r['return_mean']:.2f}", _interval(r["return_mean_interval"]), f"{r['return_iqm']:.2f}")
         rows.append((r["run"], r["env"], f"{r['env_steps']:,}", f"{r['episodes']:.0f}", *numbers))
+    # Columns as wide as their longest entry.
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(f"{x:<{w}}" for x, w in zip(row, widths, strict=True)).rstrip() for row in rows]
     for env, of in tasks.items():

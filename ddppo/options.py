@@ -85,12 +85,14 @@ def parse_all(
     for argument in arguments:
         if argument.startswith("-"):
             raise ConfigError(f"{argument}: options are key=value here, without dashes; --help lists all")
+        # A setting without a value, or a truth value that YAML would read as a number, is a mistake.
         key, equals, value = argument.partition("=")
         is_setting = bool(equals) and key in names
         if is_setting and not value:
             raise ConfigError(f"{argument} has no value: give one, or leave it out")
         if is_setting and types[key] is bool and not is_truth(value):
             raise ConfigError(f"{argument}: {value} is not true or false")
+        # The path is taken as it is, then texts, then integers such as 1e6, then any other value, as YAML.
         if path is not None and ((is_setting and key == path) or _is_path(argument, is_setting)):
             if word is not None and more is not None and not is_setting:
                 given.setdefault(more, []).append(escaped(argument))
@@ -120,6 +122,7 @@ def parted(section: type[Any], arguments: Sequence[str]) -> tuple[list[str], lis
 
     Raises ConfigError for a name that is neither, if it resembles a field of `section`.
     """
+    # Only a name without a dot can be a mistyped field; others are left to ddppo.train, which checks them.
     names = [item.name for item in fields(section)]
     of_train = {*SECTIONS, "experiment", *(item.name for item in fields(config_class()))}
     ours: list[str] = []

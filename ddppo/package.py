@@ -79,6 +79,7 @@ _MODULE_OF = {"tensorboard": "tensorboard.main"}
 
 def _interpreter(folder: Path | None = None) -> str:
     """Return `python` if that is this interpreter, else its path, relative to `folder` if it is below."""
+    # A user types `python` if the environment is active in the shell.
     if not sys.executable or _is_ours("python"):
         return "python"
     path, here = Path(sys.executable), (folder or Path()).absolute()

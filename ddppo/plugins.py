@@ -137,6 +137,7 @@ def plugins() -> tuple[Plugin, ...]:
 
 def added(what: str) -> dict[str, Any]:
     """Return the entries of all plugins in one field, such as "models". Raises ConfigError if two have the same key."""
+    # Remember the package beside each value, for the message about a second one.
     both: dict[str, tuple[str, Any]] = {}
     for plugin in plugins():
         for key, value in getattr(plugin, what).items():

@@ -48,6 +48,7 @@ def bootstrap(statistic: Callable[[np.ndarray], np.ndarray], sample: Sequence[fl
     n = len(sample)
     if n < 2:
         return math.nan, math.nan
+    # Draw n values with replacement, many times; the interval is between two percentiles of the statistic.
     picks = np.random.default_rng(_SEED).integers(n, size=(_RESAMPLES, n))
     values = np.sort(statistic(np.asarray(sample, dtype=np.float64)[picks]))
     tail = (1 - CONFIDENCE) / 2

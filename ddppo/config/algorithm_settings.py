@@ -223,12 +223,14 @@ def check_groups(config: "Config", shape: BatchShape, why: str) -> None:
         raise ConfigError(
             f"distributed={dist.topology} with {why}: only ddp collects groups of whole episodes: use distributed=ddp"
         )
+    # Strong scaling shortens rollouts if there are more ranks than environments: episodes would be cut.
     if shape.rollout_steps != ppo.rollout_steps:
         raise ConfigError(
             f"dist.world_size={dist.world_size} exceeds env.num_envs={config.env.num_envs} with {why}: scaling=strong "
             f"would cut episodes after {shape.rollout_steps} steps: use at most {config.env.num_envs} ranks, or more "
             "environments"
         )
+    # Whole groups, over all ranks together.
     if shape.num_envs % ppo.group_size:
         above = -(-shape.num_envs // ppo.group_size) * ppo.group_size
         raise ConfigError(

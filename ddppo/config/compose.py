@@ -183,6 +183,7 @@ def folder_name(overrides: str) -> str:
     If characters are replaced or left out, a hash keeps names of different overrides different.
     """
     plain = re.sub(r"(^|_)\++", r"\1", overrides)  # ++ adds a setting, and is not part of its name
+    # Other characters become dashes, so two names may become equal: the hash of the whole tells them apart.
     name = re.sub(r"[^\w.+@-]", "-", plain, flags=re.ASCII) or "run"
     digest = hashlib.sha256(overrides.encode()).hexdigest()[:10]
     if len(name) > 200:
@@ -207,6 +208,7 @@ def presets(group: str) -> dict[str, Path]:
 
     Raises ConfigError for two presets of one name: Hydra would silently take one of them.
     """
+    # All folders: two packages may have a preset of one name.
     found: dict[str, Path] = {}
     for folder in conf_dirs():
         for path in sorted((folder / group).rglob("*.yaml")):
@@ -242,6 +244,7 @@ def _in_full(setting: str, values: Mapping[str, str]) -> str:
     bare = key.lstrip("+")
     if not equals or ".".join(bare.split(".")[:2]) in _OF_ALL:
         return setting
+    # A setting of env passes; a keyword of a chosen preset goes below kwargs; anything else is a mistake.
     presets = _chosen(values)
     keywords = [f"env.{name}" for preset in presets for name in _names(_kwargs(preset))]
     if bare in keywords:

@@ -42,6 +42,7 @@ def setting(
         choices: the values that are allowed.
         low, above, high: low <= value, above < value, value <= high.
     """
+    # help.py reads the meaning, check_fields the rule.
     metadata = {"meaning": meaning, "choices": choices, "low": low, "above": above, "high": high}
     if factory is not NO_DEFAULT:
         return field(default_factory=factory, metadata=metadata)
@@ -76,6 +77,7 @@ def _check_field(key: str, value: Any, rule: Mapping[str, Any]) -> None:
         if "on" in rule["choices"] and str(value) in ("True", "False"):  # YAML reads on and off as these
             hint = ' (in a YAML file, quote it: "on", "off")'
         raise ConfigError(f"{key}={value}: must be one of {', '.join(rule['choices'])}{hint}")
+    # Bounds are for numbers only; bool is an int in Python.
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return
     if not math.isfinite(value):
@@ -92,6 +94,7 @@ def _check_field(key: str, value: Any, rule: Mapping[str, Any]) -> None:
 
 def in_words(complaint: str) -> str:
     """Return OmegaConf's message about a value of the wrong type in plain words; any other message as it is."""
+    # The types of OmegaConf's messages, which it words in two ways.
     found = re.match(r"Value '(.*)' of type '\w+' could not be converted to (\w+)$", complaint, re.DOTALL)
     if found and (wanted := _WANTED.get(found[2])):
         return f"{found[1]} is not {wanted}"

@@ -109,6 +109,7 @@ def _settings(section: type, prefix: str) -> list[str]:
     nested: list[str] = []
     plain: list[str] = []
     for item in fields(section):
+        # A section with variants, another section, or a setting.
         if not prefix and item.name in SECTIONS_WITH_VARIANTS:
             nested += ["", *_of_variants(item.name)]
         elif isinstance(item.default_factory, type) and is_dataclass(item.default_factory):
@@ -121,6 +122,7 @@ def _settings(section: type, prefix: str) -> list[str]:
 def _of_variants(section: str) -> list[str]:
     """Return lines for the settings that all variants have, then for the others, grouped by their variants."""
     base, chosen_by = SECTIONS_WITH_VARIANTS[section].base, SECTIONS_WITH_VARIANTS[section].chosen_by
+    # Settings of one variant or several, keyed by the variants that have them: each line is shown once.
     common = keys_of(base)
     by_owners: dict[tuple[str, ...], list[str]] = {}
     for kind in known(section).values():

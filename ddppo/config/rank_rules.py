@@ -166,6 +166,7 @@ def num_shards(config: Config) -> int:
 
 def check_ordered(config: Config) -> None:
     """Raise ConfigError for settings with which the bits of results would depend on W."""
+    # Each of these makes a sum, or a random stream, depend on how environments are divided among ranks.
     dist, ppo = config.dist, config.ppo
     if dist.reduction == "fast":
         return
@@ -271,6 +272,7 @@ def check_lost(config: Config) -> None:
                 f"dist.on_lost=restart, or leave it at {default}"
             )
         return
+    # Environments in a process of their own, or behind a server, can be started again even at W = 1.
     if (find(dist.topology).env_backend or env.backend) in ("batched", "sync", "gym_vector"):
         check_restarts(config)
 

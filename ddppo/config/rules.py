@@ -69,6 +69,7 @@ def validate(config: Config) -> BatchShape:
 
 
 def _check_updates(config: Config) -> None:
+    """Check settings of gradients, step sizes and compilation against one another."""
     dist, ppo = config.dist, config.ppo
     # Settings that only one value of another one uses.
     if dist.bucket_cap_mb is not None and dist.grad_sync != "ddp":
@@ -103,6 +104,7 @@ def _check_updates(config: Config) -> None:
 
 
 def _check_sizes(config: Config, shape: BatchShape) -> None:
+    """Check that the batch of an iteration can be collected, held in memory, and split into minibatches."""
     if (config.env.backend == "gym_vector" or config.env.is_envpool) and shape.rollout_steps < 2:
         raise ConfigError(
             f"ppo.rollout_steps={shape.rollout_steps} per environment with env.backend=gym_vector, or of envpool/..., "
@@ -122,6 +124,7 @@ def _check_sizes(config: Config, shape: BatchShape) -> None:
 
 
 def _check_target(config: Config) -> None:
+    """Check that evaluations take place, if a setting needs their scores."""
     if config.objective == "time_to_target" and config.target_return is None:
         raise ConfigError("objective=time_to_target needs target_return, the evaluation return to be reached")
     if config.eval.on_error == "stop" and not config.eval.every_steps:
@@ -198,6 +201,7 @@ def check_backend(config: Config) -> None:
         raise ConfigError(
             f"env.backend={env.backend}: must be one of {', '.join(known)}{near(env.backend, known)}"
         )
+    # A plugin checks its own settings. The core's backends have no use for those of remote.
     if env.backend in plugged:
         if (check := plugged[env.backend].check) is not None:
             imported(check)(config)
@@ -288,6 +292,7 @@ def check_own(config: Config) -> None:
 
 
 def _check_metrics(config: Config) -> None:
+    """Check that log.metrics are import paths, each named once."""
     paths = config.log.metrics
     for path in paths:
         module, _, attribute = path.partition(":")
@@ -298,6 +303,7 @@ def _check_metrics(config: Config) -> None:
 
 
 def _check_term(name: Any, of_term: Any) -> None:
+    """Check one entry of ppo.losses: its name, the import path of its function, and its coefficient."""
     setting = f"ppo.losses={{{name}: {of_term}}}"
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
         raise ConfigError(f"{setting}: a term's name is of letters, digits and _, as {_EXAMPLE} has it")

@@ -69,9 +69,11 @@ def _schema(kinds: tuple[type, ...]) -> DictConfig:
 def from_omegaconf(cfg: DictConfig) -> Config:
     """Convert a composed configuration to `Config`. Raises ConfigError if a value is missing or has the wrong type."""
     try:
+        # 1. Required settings without a value.
         if missing := sorted(OmegaConf.missing_keys(cfg)):
             example = " (e.g. env.id=CartPole-v1)" if "env.id" in missing else ""
             raise ConfigError(f"{', '.join(missing)} must be given{example}")
+        # 2. Resolve interpolations, then merge into the schema of exactly these variants, which checks keys and types.
         plain: Any = OmegaConf.to_container(cfg, resolve=True)
         merged = OmegaConf.merge(_schema(_kinds(plain)), _all_escaped(plain))
         config = OmegaConf.to_object(merged)

@@ -120,6 +120,7 @@ class Library:
     @property
     def file_name(self) -> str:
         """The file's name, with a hash of everything that it depends on: sources, flags, processor and C library."""
+        # Flags that the user adds in CXX count too.
         texts = [f"{path.name}\n{path.read_text(encoding='utf-8')}" for path in sorted(self._read)]
         machine = processor() if self._machine_flags else platform.machine()
         own = [each for each in os.environ.get(self.language.variable, "").split() if each.startswith("-")]
@@ -351,6 +352,7 @@ def _in_one_line(process: subprocess.Popen[str], stderr: str) -> str:
 
 def processor() -> str:
     """Return a text that differs between processors with different machine code: several may share a home folder."""
+    # Model and features of the cores, each once.
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -197,6 +197,7 @@ def _fork(
 
 def _program(request: Mapping[str, Any], fds: Sequence[int]) -> int:
     """Start a new interpreter that becomes the program (`main`), with the import path of this one."""
+    # The environment itself travels as such; its PYTHONPATH is put back by the new program (main).
     environ = dict(request["environ"])
     rest = {key: value for key, value in request.items() if key != "environ"}
     rest["PYTHONPATH"] = environ.get("PYTHONPATH")
@@ -227,6 +228,7 @@ def _let_go_of_files(kept: int) -> None:
 
     Their numbers stay in use, since objects may still close them.
     """
+    # dup2 onto each number keeps it in use; closing it would let a later file have it.
     hole = os.open(os.devnull, os.O_RDWR)
     folder = Path("/proc/self/fd") if Path("/proc/self/fd").exists() else Path("/dev/fd")
     for fd in [int(entry.name) for entry in folder.iterdir()]:

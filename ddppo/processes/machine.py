@@ -110,6 +110,7 @@ def unnamed_file(num_bytes: int) -> int:
 
 def memory_of(pid: int) -> MemoryUse:
     """Return the memory of a process and its descendants."""
+    # Pss counts shared pages once over all processes; VmHWM is the peak of each.
     pids = [pid, *descendants(pid)]
     totals = [_kilobytes(Path(f"/proc/{each}/smaps_rollup"), "Pss:") for each in pids]
     peaks = [_kilobytes(Path(f"/proc/{each}/status"), "VmHWM:") for each in pids]

@@ -81,6 +81,7 @@ def fit(data: Data) -> Hyperparameters:
     of the data.
     """
     k = len(data.distances)
+    # All starts side by side, as rows.
     mean, precision = _priors(k)
     logs = mean + np.array([[theta] * k + [signal, noise] for theta, signal, noise in _STARTS])
     damping = np.full(len(logs), 1e-2)

@@ -83,6 +83,7 @@ class Finite:
         return np.minimum(np.floor(places * len(self.options)), len(self.options) - 1)
 
     def moved(self, codes: Array, steps: Array, redraws: Array) -> Array:
+        # With a probability of 20 % another option, drawn uniformly.
         return np.where(redraws < 0.2, self.spread(redraws / 0.2), codes)
 
     def distances(self, a: Array, b: Array) -> Array:
@@ -206,6 +207,7 @@ class Space:
 
     def all(self) -> Array:
         """Return the codes of all points of a finite space, the last dimension the fastest."""
+        # The grid of all codes, one row a point.
         each = [d.all() for d in self.dimensions]
         return np.stack(np.meshgrid(*each, indexing="ij"), axis=-1).reshape(-1, len(each))
 

@@ -156,6 +156,7 @@ class UCB:
 
     def _next(self, pending: list[Array]) -> Array | None:
         """Return the code of the next point, when `pending` are being tried; None if no point is left."""
+        # The generator depends on the number of points only: a resumed search draws the same.
         count = len(self._scored) + len(pending)
         rng = np.random.default_rng((self._seed, count))
         codes = self._candidates(rng)
