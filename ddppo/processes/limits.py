@@ -86,7 +86,7 @@ def met(error: BaseException | None) -> str | None:
     cause, seen = error, set[int]()
     while cause is not None and id(cause) not in seen:
         seen.add(id(cause))
-        if words := _met(cause):
+        if words := _limit_of(cause):
             message = next(iter(str(error).splitlines()), "")[:200]
             return f"{type(error).__name__}{': ' if message else ''}{message}: {words}"
         cause = cause.__cause__ or cause.__context__
@@ -98,7 +98,7 @@ def why(error: OSError) -> str:
     reason = error.strerror or str(error)
     if error.errno in (errno.EXDEV, errno.ENOTSUP, errno.ENOSYS):
         return f"{reason}: the file system cannot rename, by which files appear whole: use a folder on another one"
-    return f"{reason}: {words}" if (words := _met(error)) else reason
+    return f"{reason}: {words}" if (words := _limit_of(error)) else reason
 
 
 def may_pass(error: OSError) -> bool:
@@ -114,9 +114,9 @@ def after(code: int) -> str:
         return f"Signal 9 is often the system's answer to too little memory{has}. "
     if code == -signal.SIGBUS:
         return "Signal 7 is often the system's answer to shared memory that is used up (df /dev/shm). "
-    if code == -signal.SIGXCPU and (words := _of(resource.RLIMIT_CPU)):
+    if code == -signal.SIGXCPU and (words := _reached(resource.RLIMIT_CPU)):
         return f"Signal {-code}: {words}. "
-    if code in (-signal.SIGABRT, -signal.SIGSEGV) and (words := _of(resource.RLIMIT_AS)):
+    if code in (-signal.SIGABRT, -signal.SIGSEGV) and (words := _reached(resource.RLIMIT_AS)):
         return f"Signal {-code} may be a library's answer to too little memory: {words}. "
     return ""
 
@@ -130,14 +130,14 @@ def memory_limit(root: Path = Path("/")) -> float:
     return min(_numbers("memory", ("memory.max", "memory.limit_in_bytes"), root), default=math.inf)
 
 
-def _met(error: BaseException) -> str | None:
+def _limit_of(error: BaseException) -> str | None:
     """Return the sentence about the limit that an error met, found by its number or by its text."""
     number, text = getattr(error, "errno", None), str(error)
     # Open files, then the size of a file.
     if number == errno.EMFILE or _NO_FILE.search(text):
-        return _of(resource.RLIMIT_NOFILE)
+        return _reached(resource.RLIMIT_NOFILE)
     if number == errno.EFBIG or _NO_LONGER_FILE.search(text):
-        return _of(resource.RLIMIT_FSIZE)
+        return _reached(resource.RLIMIT_FSIZE)
     # Processes and threads: of the control group, then of the user.
     if number == errno.EAGAIN or _NO_THREAD.search(text):
         most = min(_numbers("pids", ("pids.max",)), default=math.inf)
@@ -146,10 +146,12 @@ def _met(error: BaseException) -> str | None:
                 f"the limit of processes and threads of the control group, {most:g} (pids.max), is reached: raise it, "
                 "e.g. docker run --pids-limit 1000"
             )
-        return _of(resource.RLIMIT_AS) or _of(resource.RLIMIT_NPROC)  # a thread's stack needs addresses
+        return _reached(resource.RLIMIT_AS) or _reached(
+            resource.RLIMIT_NPROC
+        )  # a thread's stack needs addresses
     # Memory.
     if isinstance(error, MemoryError) or number == errno.ENOMEM or _NO_MEMORY.search(text):
-        return _of(resource.RLIMIT_AS) or _of(resource.RLIMIT_DATA)
+        return _reached(resource.RLIMIT_AS) or _reached(resource.RLIMIT_DATA)
     return None
 
 
@@ -164,7 +166,7 @@ _ULIMITS = {
 }
 
 
-def _of(what: int) -> str | None:
+def _reached(what: int) -> str | None:
     """Return the sentence that a limit is reached; None if this process has no such limit."""
     soft, _ = resource.getrlimit(what)
     if soft == resource.RLIM_INFINITY:
