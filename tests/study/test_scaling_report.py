@@ -274,7 +274,7 @@ def test_a_report_made_again_replaces_its_own_folder_only(tmp_path):
 
 def test_a_folder_that_is_no_report_is_not_overwritten(sweep, tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(ConfigError, match="something else than an earlier report"):
+    with pytest.raises(ConfigError, match="is not an earlier report"):
         make_report(options(sweep, out=str(tmp_path)))
     assert (tmp_path / "thesis.txt").exists()
 
