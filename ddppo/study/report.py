@@ -124,6 +124,7 @@ def read(
     Raises RunFolderError if no run can be reported, ConfigError for options that do not go together.
     """
     path = Path(options.path)
+    # The path is a sweep folder, a table, or a mistake that has a better suggestion.
     if path.is_dir():
         if options.columns:
             raise RunFolderError(f"columns={options.columns} has no effect on a sweep folder: leave it out")
@@ -142,12 +143,14 @@ def read(
         raise RunFolderError(f"{path} does not exist: give a sweep folder or a .csv or .jsonl file")
     # Sort the runs into studies.
     found = studies(reading, env=options.env, rule=options.rule)
+    # A target return belongs to one task.
     tasks = sorted({each.runs[0].env_id for each in found.studies})
     if options.target_return is not None and len(tasks) > 1:
         raise ConfigError(
             f"target_return={options.target_return:g} cannot hold for {len(tasks)} tasks at once: add env= one of "
             f"{', '.join(tasks)}"
         )
+    # Nothing is left: say why, run by run.
     if not found.studies:
         reasons = "".join(f"\n  {item}" for item in found.left_out[:_MAX_REASONS])
         if len(found.left_out) > _MAX_REASONS:
@@ -165,6 +168,7 @@ def _read_folders(folders: list[Path], progress: Callable[[str], None], known: K
         if not folder.is_dir():
             raise RunFolderError(f"{folder} is no sweep folder: give folders of sweeps, or one table")
         reading = read_runs(folder, progress, known)
+        # Resolved paths, so that a run below two of the folders counts once.
         runs |= {Path(run.path).resolve(): run for run in reading.runs}
         left_out |= {Path(item.path).resolve(): item for item in reading.left_out}
     return Reading(list(runs.values()), list(left_out.values()))
@@ -189,12 +193,14 @@ def compute(options: ReportOptions, found: FoundStudies) -> Report:
 def _side_by_side(done: list[StudyReport]) -> list[Topologies]:
     """Compare the topologies of each task and rule that has several of them, ddp first."""
     groups: dict[str, list[StudyReport]] = {}
+    # ddp comes first, as the topology to compare with.
     for each in sorted(done, key=lambda each: each.study.topology != "ddp"):
         groups.setdefault(f"{each.study.env_id}, {each.study.rule} scaling", []).append(each)
     compared = []
     for name, group in groups.items():
         if found := side_by_side([each.study for each in group]):
             said = topologies.compared(found, [each.ahead for each in group])
+            # A difference in other settings may be the cause: name it.
             first, *others = (each.study.runs[0] for each in group)
             apart = [f"{run.topology} has {text}" for run in others if (text := differing(run, first))]
             said += [f"They differ in more than the topology: {'; '.join(apart)}."] if apart else []
@@ -207,6 +213,7 @@ def _study_report(options: ReportOptions, reading: Reading) -> StudyReport:
     runs, remarks = with_target(reading.runs, options.target_return)
     study = compute_study(runs)
     accounts = accounting.accounts(study)
+    # Judge by the three criteria.
     verdict = [
         criteria.speedup_increases(study),
         criteria.returns_agree(
@@ -214,6 +221,7 @@ def _study_report(options: ReportOptions, reading: Reading) -> StudyReport:
         ),
         criteria.loss_explained(study, accounts, tolerance=options.unexplained_tolerance),
     ]
+    # Fit a model and predict.
     ahead = outlook.outlook(
         study,
         what_if=options.what_if,
@@ -222,6 +230,7 @@ def _study_report(options: ReportOptions, reading: Reading) -> StudyReport:
         efficiency_floor=options.efficiency_floor,
         price_per_worker_hour=options.price_per_worker_hour,
     )
+    # Explain in sentences, for a few W only.
     why = explained(study, accounts, _worth_explaining(study, accounts, ahead, options.efficiency_floor))
     said = [*reading.remarks, *remarks, *_remarks(study)]
     return StudyReport(study, accounts, verdict, why, ahead, said)
@@ -233,6 +242,7 @@ def _worth_explaining(
     """Return the W to explain: the recommended one, the first below the efficiency floor, and the largest."""
     chosen = ahead.recommendation and ahead.recommendation.chosen
     below = [row.world_size for row in study.rows if row.efficiency.median < efficiency_floor]
+    # A W without an account cannot be explained; at least the largest W is tried.
     asked = {study.world_sizes[-1], *below[:1], *([chosen.world_size] if chosen else [])}
     return sorted(asked & {account.world_size for account in accounts}) or study.world_sizes[-1:]
 

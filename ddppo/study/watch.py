@@ -77,12 +77,14 @@ def progress(sweep: Path) -> SweepProgress:
     jobs, outcomes = _planned(command, began), _outcomes(sweep / "sweep.jsonl", began)
     # Without a plan (a sweeper that draws its runs) every folder may be a run.
     names = jobs or [path.name for path in sweep.iterdir()]
+    # Complete runs, and the state of each planned run that is not.
     done = {name for name in names if _is_complete(sweep / name / "summary.json")}
     missing = [
         _job(sweep / name, name, w, outcomes.get(name, {}), began)
         for name, w in jobs.items()
         if name not in done
     ]
+    # A SLURM sweep has ended its command while jobs wait in the queue.
     queued = any(outcomes.get(job.name, {}).get("outcome") == "submitted" for job in missing)
     ended = all(job.failed for job in missing) if jobs else False
     return SweepProgress(
@@ -139,6 +141,7 @@ def _planned(command: Path, written: float) -> dict[str, int]:
     """
     if not written:
         return {}
+    # Settings of the sweep come from its command and from the experiment (hydra.sweeper.params).
     config, parser = OmegaConf.load(command), OverridesParser.create()
     naming, params = config.hydra.job.config.override_dirname, config.hydra.sweeper.get("params") or {}
     given = [*(f"{key}={value}" for key, value in params.items()), *config.hydra.overrides.task]
@@ -148,6 +151,7 @@ def _planned(command: Path, written: float) -> dict[str, int]:
     except (HydraException, ValueError):
         return {}
     found = {}
+    # Hydra names a run's folder after its overrides, without some keys.
     for job in map(parser.parse_overrides, batch):
         name = get_overrides_dirname(job, naming.exclude_keys, naming.item_sep, naming.kv_sep)
         sizes = [str(each.value()) for each in job if each.key_or_group == "dist.world_size"]
@@ -190,10 +194,12 @@ def expected(now: SweepProgress, runs: Sequence[Run], at: float) -> dict[str, fl
     lanes, found = [at] * max(1, sum(job.since > 0 for job in now.to_come)), {}
     for place, job in enumerate(now.to_come):
         seconds = _seconds(job.world_size, runs)
+        # Without a complete run, extrapolate from the steps that this one has done.
         if math.isnan(seconds) and job.part_done > 0:
             seconds = (at - job.since) / job.part_done
         if math.isnan(seconds):
             break
+        # A running job occupies its own lane; a waiting one takes the lane that is free first.
         lane = place if job.since else lanes.index(min(lanes))
         lanes[lane] = max(at, job.since + seconds) if job.since else lanes[lane] + seconds
         found[job.name] = lanes[lane]
@@ -210,6 +216,7 @@ def _seconds(world_size: int, runs: Sequence[Run]) -> float:
         return median(same)
     if not runs:
         return math.nan
+    # Scale the nearest W: its time outside training stays, its training time follows FPS.
     fps = fps_of(runs)
     nearest = min(fps, key=lambda w: abs(math.log(w / world_size)))
     slower = 1.0 if len(fps) == 1 else median(fps[nearest]) / fit_usl(fps).fps(world_size)
@@ -258,6 +265,7 @@ def watch(options: ReportOptions, say: Callable[[str], None]) -> tuple[Report, P
                 say(f"{_in_short(now, ends)}: {folder / 'report.html'}")
                 shown, rested = now, time.monotonic() + (time.process_time() - began) / _MAX_LOAD
             time.sleep(_INTERVAL_S)
+    # Ctrl-C leaves a page without automatic reload.
     except KeyboardInterrupt:
         said = f"Watched until {_clock(time.time())}. The sweep may have gone on: make the report again to see more."
         files.write(report, folder, Live([said]))

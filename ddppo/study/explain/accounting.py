@@ -97,6 +97,7 @@ def accounts(study: Study) -> list[Account]:
     if not all(run.ranks_are_in_step for run in study.runs):
         return []
     base = study.rows[0]
+    # Seconds by cause for every run, and the largest W without crowded cores.
     spent: dict[int, list[Spent]] = {}
     calm: Spent | None = None  # the largest W above 1 without crowded cores
     for row in study.rows:
@@ -121,6 +122,7 @@ def _spent(run: Run, slow: Slowness) -> Spent:
     # A worker alone neither waits nor communicates, even if its run does not record that.
     if run.world_size == 1:
         means |= {c: 0.0 for c in ("waiting", "communication") if math.isnan(means[c])}
+    # The waiting that slow ranks cause is their total cost less their own time.
     own = {cause: slow.own.get(_PARTS[cause], 0.0) for cause in ("acting", "learning")}
     means["slow"] = math.fsum(slow.total.values())
     taken = own | {"waiting": means["slow"] - math.fsum(own.values())}
@@ -133,6 +135,7 @@ def _middle(spent: Sequence[Spent]) -> Spent:
 
     The mean weights seconds by FPS, so that its tau is (mean steps) / (mean FPS), as in the definition of E(W).
     """
+    # The two in the middle; they are the same run for an odd number.
     ordered = sorted(spent, key=lambda one: one.fps)
     a, b = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
     weight = a.fps / (a.fps + b.fps)
@@ -147,6 +150,7 @@ def _account(
     here = _middle(spent)
     shares, between = _shares(study, row, here, base, calm)
     each = [_shares(study, row, one, base, calm)[0] for one in spent]
+    # Parts that this W or the smallest W lacks.
     missing = [part for c, part in _PARTS.items() if math.isnan(here.seconds[c] + base.seconds[c])]
     by_seed = {cause: tuple(one[cause] for one in each) for cause in CAUSES}
     return Account(row.world_size, row.efficiency.median, here.tau, shares, by_seed, tuple(missing), between)
@@ -209,8 +213,10 @@ def _communication(run: Run, calm: int, seconds: float) -> float:
     The time of the bytes, at an assumed 10 GB/s of memory (else 1 GB/s), grows as the bytes do. The rest of the seconds
     grows as the number of latencies does.
     """
+    # Compare the cost of one sum at both W.
     by, num_bytes = run.origin.collective, run.num_parameters * run.number_bytes
     few, many = (own_sum(w, num_bytes, by, run.origin.num_hosts) for w in (calm, run.world_size))
+    # The bytes of all sums cannot take longer than the measured seconds.
     num_sums = max(run.num_epochs * run.num_minibatches, 1)
     of_bytes = min(num_sums * few.num_bytes * (_MEMORY_BYTE_S if by == "shm" else _BYTE_S), seconds)
     grown = many.num_bytes / few.num_bytes if few.num_bytes else 1.0

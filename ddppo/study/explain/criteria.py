@@ -41,6 +41,7 @@ def speedup_increases(study: Study) -> Criterion:
     if len(study.rows) < 2:
         return Criterion(name, UNKNOWN, f"only W={study.baseline} was measured")
     reason = ", ".join(f"S({row.world_size})={row.speedup.median:.3g}" for row in study.rows)
+    # Bonferroni: all intervals hold at once.
     confidence = 1 - (1 - CONFIDENCE) / (len(study.rows) - 1)
     # Each W against the one before.
     unsure = []
@@ -61,6 +62,7 @@ def speedup_increases(study: Study) -> Criterion:
 
 def _growth(before: list[Run], after: list[Run], confidence: float) -> tuple[float, float]:
     """Return the interval of log FPS after - log FPS before."""
+    # Several seeds: Welch. One seed: noise of its iterations, and the assumed difference of runs.
     slower, faster = ([math.log(run.fps) for run in runs] for runs in (before, after))
     if min(len(slower), len(faster)) > 1:
         return difference(faster, slower, confidence)
@@ -83,6 +85,7 @@ def returns_agree(study: Study, *, relative: float, absolute: float | None = Non
     Welch's, and hold at all W at once in 95 % of studies (Bonferroni).
     """
     name = "|R_W - R_1| within tolerance"
+    # Final returns by W.
     groups = {w: _finals(study.runs_at(w)) for w in study.world_sizes}
     base = groups[study.baseline]
     others = {w: values for w, values in groups.items() if w != study.baseline and values}
@@ -96,6 +99,7 @@ def returns_agree(study: Study, *, relative: float, absolute: float | None = Non
         apart = sum(values) / len(values) - reference
         low, high = difference(values, base, 1 - (1 - CONFIDENCE) / len(others))
         outside = low > tolerance or high < -tolerance
+        # outside: certain. beyond: by the mean only. reaching: within by the mean, but not the interval.
         kind = "outside" if outside else "beyond" if abs(apart) > tolerance else "within"
         kind = "reaching" if kind == "within" and (low < -tolerance or high > tolerance) else kind
         seeds = "" if math.isnan(low) else f" [{low:+.3g}, {high:+.3g}]"
@@ -134,6 +138,7 @@ def loss_explained(study: Study, found: list[Account], *, tolerance: float) -> C
     apart = [_apart(one, halves[1][w]) for w, one in halves[0].items() if w in halves[1]] if halves else []
     if not apart:
         return Criterion(name, UNCERTAIN, f"{text}; the runs cannot be halved to see whether that holds")
+    # The W with the largest difference; different main causes weigh more.
     w, share, mains = max(apart, key=lambda one: (one[1] > _HALVES_DIFFER, len(one[2]), one[1]))
     text += f"; between the halves a share differs by up to {share:.2g} of the iteration, at W={w}"
     if share <= _HALVES_DIFFER or len(mains) == 1:
@@ -170,6 +175,7 @@ def _halves(study: Study) -> list[list[Run]]:
 def _part(run: Run, kept: slice) -> Run:
     """Return the run with some of its iterations, and FPS for these: time outside t_iter is in proportion to t_iter."""
     times, steps = {name: t[kept] for name, t in run.times.items()}, run.steps[kept]
+    # FPS of these iterations: that of the run, times their speed relative to all.
     pace = float(steps.mean() / times["t_iter"].mean()) / float(run.steps.mean() / run.times["t_iter"].mean())
     return replace(run, times=times, steps=steps, fps=run.fps * pace)
 

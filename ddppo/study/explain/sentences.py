@@ -53,6 +53,7 @@ def stalls(study: Study) -> list[str]:
     """Return a sentence about the iterations that took more than 20 times their run's median, the longest first."""
     found = []
     for run in study.runs:
+        # Iterations relative to the median of their run.
         seconds = run.times["t_iter"].mean(axis=1) if "t_iter" in run.times else np.array([])
         times = seconds / max(float(np.median(seconds)), 1e-9) if seconds.size else seconds
         stalled = np.flatnonzero(times > STALLED).tolist()
@@ -80,6 +81,7 @@ def _without_account(study: Study, world_size: int) -> Explained:
 
 def _explained(study: Study, account: Account, *, first: bool) -> Explained:
     """Explain one W that has an account; `first` adds the meaning of the scaling rule."""
+    # The main cause is the one with the largest share.
     row, base, main = study.row(account.world_size), study.rows[0], account.main
     share = account.shares[main]
     against = "" if base.world_size == 1 else f" (against W={base.world_size}; W=1 is missing)"
@@ -90,6 +92,7 @@ def _explained(study: Study, account: Account, *, first: bool) -> Explained:
         f"At W={row.world_size} an iteration takes {took} where {ideal} would be ideal: efficiency "
         f"{percent(account.efficiency)}{against}."
     )
+    # Nothing is lost: no cause, no remedy.
     if account.loss < NEGLIGIBLE_LOSS:
         gain = "more than ideal" if account.loss < 0 else "next to nothing is lost"
         return Explained(row.world_size, (*said, f"There is nothing to explain: {gain}."))
@@ -124,6 +127,7 @@ def _over_seeds(shares: Sequence[float]) -> str:
 
 def _others(account: Account, rule: str) -> list[str]:
     """Return the other causes that matter, and the parts that take less than ideal."""
+    # Causes of at least 1 % of the iteration and 5 % of the loss.
     least = max(0.01, 0.05 * account.loss)
     ordered = sorted(account.shares.items(), key=lambda item: -abs(item[1]))
     lost = [f"{cause_name(c, rule)} {percent(s)}" for c, s in ordered if c != account.main and s >= least]
@@ -161,6 +165,7 @@ def _described(cause: str, row: SpeedupRow, study: Study) -> str:
 
 
 def _waiting(row: SpeedupRow) -> str:
+    # Is one rank last most of the time?
     last = max(row.ranks, key=lambda rank: rank.blame, default=None)
     if last is None:
         return "waiting for the slowest rank"
@@ -185,6 +190,7 @@ def _place(row: SpeedupRow, run: Run) -> str:
     ranks = [rank.rank for rank in row.slow_ranks]
     listed = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
     named = f"rank{'s' if len(ranks) > 1 else ''} {listed}"
+    # If one node has all slow ranks, the node is the better name.
     hosts = run.origin.hosts
     slow_hosts = {hosts[rank] for rank in ranks} if len(hosts) == run.world_size else set()
     if len(slow_hosts) != 1 or len(set(hosts)) == 1:
@@ -198,20 +204,24 @@ def _remedy(cause: str, row: SpeedupRow, study: Study) -> str:
     """Return the remedy, as text after a colon."""
     run, first = study.runs_at(row.world_size)[0], study.rows[0]
     if cause == "communication":
+        # Cheaper or fewer gradient exchanges.
         updates = run.num_epochs * run.num_minibatches
         each = f" ({updates} gradient exchanges of {run.num_parameters:,} numbers each)" if updates else ""
         fewer = f"fewer exchanges per iteration{each}"
         return f"{_cheaper(run)}{fewer} by fewer minibatches or epochs, or a larger batch ({_LEARNT})"
     if cause == "slow":
+        # Slow in the rollout only: look at environments; otherwise at cores and memory.
         phases = {phase for rank in row.slow_ranks for phase in rank.slow}
         where = _place(row, run) if phases else "the slow ranks"
         what = "its environments" if phases == {"t_rollout"} else "its cores and memory"
         return f"find what slows {where} (other programs, {what}), or go without"
+    # The general remedy of a cause, with numbers if there are any.
     said = _REMEDIES.get(cause) or _REMEDIES[f"{cause} {study.rule}"]
     if cause == "acting" and row.num_envs and study.rule == "strong":
         return f"{said}, at W={row.world_size} {row.num_envs // row.world_size} of {row.num_envs}"
     if cause == "learning" and row.threads < first.threads:
         return f"{said}; and a worker has {row.threads} compute threads, at W={first.world_size} it had {first.threads}"
+    # With crowded cores fewer workers may be as fast.
     best = max((r for r in study.rows if r.world_size < row.world_size), key=lambda r: r.fps.median)
     if cause == "cores" and best.fps.median >= row.fps.median:
         return f"{said}, or fewer workers: W={best.world_size} is {best.fps.median / row.fps.median:.2g} times as fast"

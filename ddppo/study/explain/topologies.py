@@ -35,6 +35,7 @@ def _fastest(found: SideBySide) -> str:
 def _behind(each: Behind, found: SideBySide) -> str:
     """Return how much slower a topology is, and how certain that is."""
     times, side = each.times, each.side
+    # Ratios of seeds in which both reached the target.
     both = sorted(x for x in times.values if 0 < x < math.inf)
     if not math.isfinite(times.median):
         return (
@@ -52,6 +53,7 @@ def _behind(each: Behind, found: SideBySide) -> str:
         sure = f"95 % interval {times.low:.3g} to {times.high:.3g} over {_seeds(times.count)}"
         sure += "" if times.low > 1 else ", so the order is not certain"
     text = f"{side.name} takes {times.median:.3g} times as long ({sure})"
+    # More environment steps are a reason of their own.
     if abs(each.steps - 1) >= 0.005:
         text += f", and {each.steps:.3g} times the environment steps"
     return f"{text}."
@@ -64,6 +66,7 @@ def _to_win(each: Behind) -> str:
         return ""
     if each.steps > 1 and each.steps**2 >= times:  # the larger of the two factors
         return f"It needs more environment steps; a step takes {times / each.steps:.3g} times as long."
+    # Compare the necessary gain with waiting and communication.
     spent, gap = side.spent[role], 1 - 1 / times
     idle = spent["t_sync"] + spent["t_comm"]
     verdict = "more than all its waiting and communication: acting or learning itself would have to take less"
@@ -83,6 +86,7 @@ def _listed(side: Side, spent: dict[str, float]) -> str:
             f"communication ({whole(side.messages)} messages, {whole(side.num_bytes / 1000)} kB an iteration)"
         )
         parts[traffic] = parts.pop(_PARTS["t_comm"])
+    # Waiting by role, if the runs record it.
     waits = {part.removeprefix("for "): x for part, x in spent.items() if part.startswith("for ")}
     others = {side.learner: f"other {side.learner}s"}
     parts |= {f"waiting for {(_ROLE_NAMES | others).get(role, role)}": x for role, x in waits.items()}
@@ -129,6 +133,7 @@ def _ahead(found: SideBySide, outlooks: Sequence[Outlook]) -> str:
         if not outlook.checks:  # fewer than three W: none can be held out as a check
             few.append(topology)
             continue
+        # A prediction counts only if the largest W was predicted well when held out.
         check = outlook.checks[-1]
         off = f"W={check.world_size}, held out, is missed by {100 * check.error:+.0f} %"
         if not check.within:

@@ -41,6 +41,7 @@ def slowness(run: Run, *, expected: Mapping[str, float], turns: float = 1.0) -> 
             rank so many times without being slow.
     """
     found = Slowness({}, {}, {})
+    # Roles of other topologies differ in their times without being slow.
     comparable = run.world_size > 1 and run.tells_ranks and run.ranks_are_alike
     for phase in PHASES if comparable else ():
         x = run.times.get(phase, np.zeros((1, 1)))
@@ -70,6 +71,7 @@ def _slow_ranks(x: np.ndarray, expected: float, t_iter: float, turns: float) -> 
     # Chance: the standard error of the difference to the ranks that are not slow.
     others = x[:, means <= SLOW_RATIO * level].mean(axis=1)
     found = {}
+    # The last condition: the excess is not chance.
     for rank in np.flatnonzero(means - level > least) if level > 0 else ():
         noise, df = standard_error(x[:, rank] - others)
         if noise == 0 or means[rank] - level > t_quantile(_CONFIDENCE, df) * noise:
@@ -91,8 +93,10 @@ def level_of(means: np.ndarray, expected: float = math.nan) -> float:
     cut = int((ordered[1:] / ordered[:-1]).argmax()) + 1
     fast, rest = ordered[:cut], ordered[cut:]
     within = max(float(fast.std()), float(rest.std()))
+    # The fast group is clearly apart, in ratio and in deviations.
     apart = rest[0] > SLOW_RATIO * fast[-1] and rest[0] - fast[-1] > _DEVIATIONS * within
     level = float(fast[(cut - 1) // 2])
+    # Which of the two levels is nearer to the expected time?
     nearer = abs(math.log(level / expected)) < abs(math.log(middle / expected))
     return level if apart and nearer else middle
 

@@ -157,6 +157,7 @@ def study(runs: list[Run]) -> Study:
     """Compute the rows of a study from its runs, which have one task, rule and target."""
     if not runs:
         raise ConfigError("there is no usable run to report on")
+    # The smallest W is the base of all others, also for the expected times of ranks.
     ordered = sorted(runs, key=lambda run: (run.world_size, run.seed))
     first, *others = by_world_size(ordered).values()
     base = _row(first, first, _slowness(first, None))
@@ -168,6 +169,7 @@ def _slowness(runs: list[Run], base: SpeedupRow | None) -> tuple[Slowness, ...]:
     """Return the slow ranks of each run. `base`, the row of the smallest W, gives the expected times."""
     expected, turns = {}, 1.0
     if base is not None:
+        # Expected seconds of a phase: g times the level at the smallest W.
         g = work(_steps(runs), runs[0].world_size, base)
         for phase in PHASES:
             means = np.array([rank.times.get(phase, math.nan) for rank in base.ranks] or [math.nan])
@@ -198,6 +200,7 @@ def _oversubscription(run: Run) -> float:
 def _row(runs: list[Run], base: list[Run], slow: tuple[Slowness, ...]) -> SpeedupRow:
     """Return the row of one W from its runs and those of the smallest W."""
     run, relative = runs[0], runs[0].world_size / base[0].world_size
+    # By throughput, and by time to target.
     fps = [r.fps for r in runs]
     reach = [time_to_target(r) for r in runs]
     speedup = ratio(fps, fps if runs is base else [r.fps for r in base])
@@ -205,10 +208,12 @@ def _row(runs: list[Run], base: list[Run], slow: tuple[Slowness, ...]) -> Speedu
     # Times [iterations of all seeds, W] that all runs have.
     names = [n for n in ("t_iter", *PARTS) if all(n in r.times for r in runs)]
     times = {name: np.concatenate([r.times[name] for r in runs]) for name in names}
+    # Quantiles of train/* metrics over iterations and seeds.
     stability = {
         name: _quantiles(np.concatenate([r.stability[name] for r in runs if name in r.stability]))
         for name in sorted({name for r in runs for name in r.stability})
     }
+    # Together.
     return SpeedupRow(
         world_size=run.world_size,
         seeds=tuple(r.seed for r in runs),
@@ -243,6 +248,7 @@ def _ranks(times: dict[str, np.ndarray], slow: tuple[Slowness, ...]) -> tuple[Me
     level = level_of(means)
     low, high = np.percentile(rollout, (5, 95), axis=0)
     blame = _blame(times["t_sync"]) if "t_sync" in times else np.zeros(len(means))
+    # Slow ranks of each seed; a rank is slow here if it is so in at least half of the seeds.
     factors = {p: [s.ranks.get(p, {}) for s in slow] for p in PHASES}
     return tuple(
         MeasuredRank(

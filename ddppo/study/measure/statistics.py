@@ -45,6 +45,7 @@ def difference(
     The interval is m +- t(1 - (1 - confidence) / 2, df) sqrt(sum of s_i^2 / n_i), with df after Satterthwaite. It is
     (NaN, NaN) if a sample has one value. Source: Welch 1947, doi:10.1093/biomet/34.1-2.28.
     """
+    # One sample, or two.
     samples = [np.asarray(s, dtype=np.float64) for s in (above, below) if s is not None]
     if min(map(len, samples)) < 2:
         return math.nan, math.nan
@@ -53,6 +54,7 @@ def difference(
     total = math.fsum(variances)
     if not total > (1e-12 * middle) ** 2:  # all values are equal, up to rounding
         return middle, middle
+    # Satterthwaite's degrees of freedom; for one sample they are n - 1.
     df = total**2 / sum(v**2 / (len(s) - 1) for v, s in zip(variances, samples, strict=True))
     half = t_quantile(1 - (1 - confidence) / 2, df) * math.sqrt(total)
     return middle - half, middle + half
@@ -94,7 +96,9 @@ def ratio(values: Sequence[float], base: Sequence[float], *, inverse: bool = Fal
     known, below = ([v for v in side if not math.isnan(v)] for side in (values, base))
     if not all(0 < median(side) < math.inf for side in (known, below)):
         return NOTHING
+    # Times: a smaller median is the larger ratio.
     sign, middle, low, high = (-1 if inverse else 1), median(below), math.nan, math.nan
+    # Seeds of the base itself are not independent of it.
     enough = values is not base and min(len(known), len(below)) >= LEAST_SEEDS
     if enough and all(0 < v < math.inf for v in (*known, *below)):
         logs = difference([sign * math.log(v) for v in known], [sign * math.log(v) for v in below])

@@ -82,6 +82,7 @@ def side_by_side(studies: Sequence[Study]) -> SideBySide | None:
     of_each = [
         min((s for s in sides if s.study is each), key=lambda s: _middle(s, value)) for each in studies
     ]
+    # The fastest, and the others relative to it.
     best, *others = sorted(of_each, key=lambda side: _middle(side, value))
     steps_to = steps_to_target if by_target else lambda run: math.nan
     behind = [
@@ -105,6 +106,7 @@ def _times(side: Side, best: Side, value: Callable[[Run], float]) -> tuple[float
 
     A ratio is inf if only the side never reached the target, 0 if only the best did not, NaN if neither did.
     """
+    # Common seeds, or medians if the topologies share none.
     of_best = {run.seed: value(run) for run in best.runs}
     pairs = [(value(run), of_best[run.seed]) for run in side.runs if run.seed in of_best]
     pairs = pairs or [(_middle(side, value), _middle(best, value))]
@@ -115,6 +117,7 @@ def _paired(times: tuple[float, ...]) -> SeedMedian:
     """Return the median ratio with Student's interval of the logarithms."""
     known = [x for x in times if not math.isnan(x)]
     low = high = math.nan
+    # No interval if a seed never reached the target (inf or 0).
     if len(known) >= LEAST_SEEDS and min(known) > 0 and max(known) < math.inf:
         low, high = (math.exp(min(x, 700.0)) for x in difference([math.log(x) for x in known]))
     return SeedMedian(median(known), low, high, len(known), times)

@@ -72,6 +72,7 @@ class _Place:
     def _ticks(self, scale: str) -> dict[float, str]:
         """Return about six round numbers in view."""
         low, high = self.low, self.high
+        # Whole powers of 2; 1, 2 and 5 times powers of 10; or 1, 2, 2.5 and 5 times a power of 10.
         if scale == "log2":
             every = max(1, round((high - low) / 8))
             found = [2.0**k for k in range(math.ceil(low), math.floor(high) + 1, every)]
@@ -107,6 +108,7 @@ class Chart:
 
         def draw(x: _Place, y: _Place) -> str:
             known = [f"{x(a)} {y(b)}" if math.isfinite(b) else "" for a, b in zip(xs, ys, strict=True)]
+            # A point after a gap begins a new line (M), any other continues it (L).
             starts = ["L" if before else "M" for before in ["", *known]]
             return f'<path {kind} d="{"".join(s + at for s, at in zip(starts, known, strict=False) if at)}"/>'
 
@@ -138,6 +140,7 @@ class Chart:
 
     def band(self, xs: Values, low: Values, high: Values, colour: str) -> None:
         """Fill the area between two lines; points without both values are left out."""
+        # A polygon: along the lower line and back along the upper one.
         ends = [p for p in zip(xs, low, high, strict=True) if all(map(math.isfinite, p))]
 
         def draw(x: _Place, y: _Place) -> str:
@@ -166,6 +169,7 @@ class Chart:
             size = f'width="{width:.1f}" height="{abs(y(high) - y(low)):.1f}"'
             return f'<rect class="bar {colour}" x="{left}" y="{top}" {size}>{_said(said)}</rect>'
 
+        # In the legend: a small square.
         swatch = f'<rect class="bar {colour}" x="-6" y="-6" width="12" height="12"/>'
         self._add([at - _BAR, at + _BAR], [low, high], draw, label, swatch)
 
@@ -178,6 +182,7 @@ class Chart:
 
     def svg(self, *, standalone: bool = False) -> str:
         """Return the picture; `standalone` includes the style sheet, for a file of its own."""
+        # Now that all marks are known, choose the ranges and draw.
         x = _Place(self.x, (v for xs, _, _ in self._marks for v in xs), _LEFT, _RIGHT)
         y = _Place(self.y, (v for _, ys, _ in self._marks for v in ys), _BOTTOM, _TOP)
         legend, below = self._legend_rows()
@@ -205,6 +210,7 @@ class Chart:
             kind = "axis" if value == 0 else "grid"
             parts.append(f'<path class="{kind}" d="M{_LEFT} {at}H{_RIGHT}"/>')
             parts.append(f'<text class="end" x="{_LEFT - 6}" y="{at + 4:.1f}">{escape(text)}</text>')
+        # The frame and the labels of the axes.
         centre, middle = (_LEFT + _RIGHT) / 2, (_TOP + _BOTTOM) / 2
         return [
             *parts,
@@ -218,6 +224,7 @@ class Chart:
         parts, at, line = [], _LEFT + 10.0, _HEIGHT + 8
         for label, swatch in self._legend.items():
             need = 38 + _LETTER * len(label)
+            # Begin a new row if the entry does not fit.
             if at > _LEFT + 10 and at + need > _WIDTH + 10:
                 at, line = _LEFT + 10.0, line + _ROW
             parts.append(f'<g transform="translate({at:.0f} {line})">{swatch}</g>')

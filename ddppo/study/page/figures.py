@@ -80,6 +80,7 @@ def _speedup(study: Study, ahead: Outlook) -> Chart:
     by_law = all(math.isnan(p.t_iter) for p in predicted)  # runs with throughput only have no model
     _model(chart, predicted, "speedup", "orange", "scalability law" if by_law else "model")
     _model(chart, changed, "speedup", "red", f"model with {changes(ahead)}")
+    # The scalability law as a baseline beside the model.
     if ahead.usl is not None and not by_law:
         law = [ahead.usl.fps(w) / ahead.usl.fps(base) for w in sizes]
         chart.line(sizes, law, "purple", "scalability law", dashed=True)
@@ -101,6 +102,7 @@ def _efficiency(study: Study, ahead: Outlook) -> Chart:
     chart.line(sizes, [1] * len(sizes), "grey", "ideal", dashed=True)
     _model(chart, predicted, "efficiency", "orange", "model")
     _model(chart, ahead.changed, "efficiency", "red", f"model with {changes(ahead)}")
+    # E of a seed: its S times W_1 / W.
     seeds = {key: s * base / key[0] for key, s in _speedups(study).items()}
     _measured(chart, study, [row.efficiency for row in study.rows], seeds, "E")
     return chart
@@ -144,6 +146,7 @@ def _loss(study: Study, accounts: Sequence[Account]) -> Chart:
         Axis("share of the iteration (%)", shows=(0,)),
         "Causes add up to 1 - E(W); below 0 is a gain. A line in a bar: lowest to highest seed.",
     )
+    # Bars of causes, one on another.
     largest = max(abs(a.loss) for a in accounts)
     for i, account in enumerate(accounts):
         ends = {True: 0.0, False: 0.0}  # where the stacks above and below 0 end so far
@@ -160,6 +163,7 @@ def _loss(study: Study, accounts: Sequence[Account]) -> Chart:
                 chart.bar(i, start, end, colour, said, name if seen else "")
             if len(seeds) > 1 and abs(share) >= 0.1 * largest:
                 chart.whisker(i, start + 100 * min(seeds), start + 100 * max(seeds))
+    # Their sum.
     sums = [f"W={a.world_size}: 1 - E = {percent(a.loss)}" for a in accounts]
     chart.dots(range(len(accounts)), [100 * a.loss for a in accounts], "ink", sums, "1 - E(W), their sum")
     return chart
@@ -177,6 +181,7 @@ def _breakdown(study: Study) -> Chart:
     first = study.rows[0]
     for i, row in enumerate(rows):
         _stack(chart, i, row.parts, f"W={row.world_size}")
+        # The ideal iteration as a line across the bar.
         ideal = 1000 * first.t_iter["mean"] * (1 if study.rule == "weak" else study.baseline / row.world_size)
         chart.line([i - 0.42, i + 0.42], [ideal, ideal], "ink", "ideal")
     return chart
@@ -207,11 +212,13 @@ def ranks(study: Study) -> list[Chart]:
         "A dot is a rank; slow ones are red.",
     )
     for row in rows:
+        # Spread the dots of one W sideways, so that they do not cover each other.
         places = row.world_size * 2 ** np.linspace(-0.12, 0.12, len(row.ranks))
         slow = {rank.rank for rank in row.slow_ranks}
         for place, rank in zip(places, row.ranks, strict=True):
             said = f"W={row.world_size}, rank {rank.rank}: {rank.ratio:.2f} times"
             spread.seeds([place], [rank.ratio], "red" if rank.rank in slow else "blue", [said])
+    # Each rank at the largest W.
     last = rows[-1]
     each = Chart(
         "ranks_at_largest",
@@ -273,6 +280,7 @@ def _curves(study: Study, against: str, *, once: bool) -> Chart:
         "Medians over seeds"
         + ("; a band reaches from the lowest to the highest." if once or len(study.rows) <= _BANDS else "."),
     )
+    # One line for each W; a band if there are few of them.
     ends = []
     for row, colour in zip(study.rows[:1] if once else study.rows, _COLOURS * 3, strict=False):
         runs = [run for run in study.runs_at(row.world_size) if len(curve(run)) > 1]
@@ -286,6 +294,7 @@ def _curves(study: Study, against: str, *, once: bool) -> Chart:
             grid, np.median(scores, axis=0).tolist(), colour, "every W" if once else f"W={row.world_size}"
         )
         ends += [grid[0], grid[-1]]
+    # The target across the whole chart.
     if ends and not math.isnan(study.target_return):
         target = [study.target_return] * 2
         chart.line([min(ends), max(ends)], target, "grey", f"target {study.target_return:g}", dashed=True)
@@ -296,6 +305,7 @@ def _on_one_grid(runs: Sequence[Run], against: str, num_points: int = 120) -> tu
     """Return a grid that the curves of all runs cover, and the last score at each of its points, `[runs, points]`."""
     xs = [np.array([getattr(point, against) for point in curve(run)], dtype=float) for run in runs]
     ys = [np.array([point.return_mean for point in curve(run)]) for run in runs]
+    # From the last begin to the first end, or the whole range if the curves do not overlap.
     start, end = max(x[0] for x in xs), min(x[-1] for x in xs)
     if not end > start:
         start, end = min(x[0] for x in xs), max(x[-1] for x in xs)
@@ -311,6 +321,7 @@ def _stability(study: Study) -> tuple[list[Chart], list[str]]:
     """Return a chart for each stability metric that differs over W, and the names of those that do not."""
     drawn, same = [], []
     for name, label in _STABILITY.items():
+        # Quantiles at each W that has them.
         found = {row.world_size: row.stability.get(name, {}) for row in study.rows}
         found = {w: q for w, q in found.items() if math.isfinite(q.get("p50", math.nan))}
         sizes, middles = list(found), [q["p50"] for q in found.values()]

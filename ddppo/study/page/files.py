@@ -49,6 +49,7 @@ def write(report: Report, folder: Path, live: html.Live | None = None) -> None:
     the folder holds anything else.
     """
     refuse_to_overwrite(folder)
+    # Make every chapter first: its charts are files too.
     chapters = [html.chapter(each, brief=report.is_compared_only(each.study)) for each in report.studies]
     with new_folder(folder) as new:
         for chapter, inner in zip(chapters, _folder_names(report.studies), strict=True):
@@ -70,9 +71,11 @@ def _folder_names(reports: list[StudyReport]) -> list[str]:
         return ["."]
     names: list[str] = []
     for each in reports:
+        # Names of tasks may have characters that a file system refuses.
         words = [each.study.env_id, each.study.rule, each.study.topology.removeprefix("ddp")]
         cut = [re.sub(r"[^\w.-]+", "_", word).lstrip(".")[:_LONGEST_NAME] for word in words]
         name = "_".join(filter(None, cut))
+        # Two tasks may differ only in such characters.
         while name in names:
             name += "_"
         names.append(name)
@@ -103,6 +106,7 @@ def as_json(report: Report) -> dict[str, object]:
 
 def _study_as_json(each: StudyReport) -> dict[str, object]:
     study, ahead = each.study, each.ahead
+    # The rows of summary.csv, with ranks and stability.
     rows = zip(study.rows, tables.study_rows(study, each.accounts), strict=True)
     return {
         "env_id": study.env_id,
@@ -165,6 +169,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 def on_terminal(report: Report, folder: Path, width: int | None = None) -> str:
     """Return the text for the terminal: for each study its table, verdict and explanations; then runs left out."""
+    # Remarks on all studies, then each study: table, verdict, why, which W, last check.
     several = len(report.studies) > 1
     lines = [f"note: {remark}" for remark in report.remarks] + ([""] if report.remarks else [])
     for compared in report.topologies:

@@ -76,6 +76,7 @@ def _folded(each: StudyReport) -> list[ChapterSection]:
 
 def _predictions(ahead: Outlook) -> ChapterSection:
     recommendation = ahead.recommendation
+    # A table as measured, and one with the changes of what_if.
     found = [tables.predictions_table(ahead.as_measured, recommendation.table if recommendation else ())]
     notes = [ahead.cores_rule, *ahead.quality, *ahead.remarks]
     if recommendation is not None and ahead.as_measured:
@@ -90,6 +91,7 @@ def _predictions(ahead: Outlook) -> ChapterSection:
 
 def _facts(study: Study) -> dict[str, str]:
     """Return where the numbers come from: command, time, commit, machines, versions, seeds, batch."""
+    # The batch at the largest W: of all workers, or of one under weak scaling.
     found, row = provenance(study.runs), study.rows[-1]
     batch = row.num_envs * row.rollout_steps
     share = f"{batch:,} steps" if study.rule == "strong" else f"{batch // row.world_size:,} steps a worker"
@@ -114,6 +116,7 @@ def _machine(machine: Machine) -> str:
 
 def page(report: Report, chapters: Sequence[Chapter], live: Live | None = None) -> str:
     """Return the page: one study, or several as chapters under a table of contents."""
+    # Charts and tables are made here, the template only places them.
     several = f"Scaling report of {len(chapters)} studies" if chapters else "Scaling report"
     return TEMPLATES.get_template("page.html.j2").render(
         title=chapters[0].title if len(chapters) == 1 else several,

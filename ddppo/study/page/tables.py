@@ -23,6 +23,7 @@ from ddppo.study.read.selection import named
 
 def run_row(run: Run) -> dict[str, Any]:
     """Return a line of per_run.csv. Times are seconds, means over ranks and iterations after warm-up."""
+    # A run without times has empty cells.
     times = {f"{name}_mean": float(values.mean()) for name, values in run.times.items() if values.size}
     return {
         "env_id": run.env_id,
@@ -97,6 +98,7 @@ def study_rows(study: Study, accounts: Sequence[Account]) -> list[dict[str, Any]
 
 def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return rows as CSV under the union of their columns; NaN is empty, infinity `inf`."""
+    # Columns in the order of their first appearance.
     names = list(dict.fromkeys(name for row in rows for name in row))
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, names, restval="", lineterminator="\n")
@@ -135,6 +137,7 @@ def measured(rows: Sequence[SpeedupRow], target_return: float) -> dict[str, list
         "S": [interval(row.speedup, "{:.3g}") for row in rows],
         "E": [interval(row.efficiency, "{:.3g}") for row in rows],
     }
+    # Time to target, and how many seeds reached it if not all did.
     if any(row.time_to_target.count for row in rows):
         never = "not reached"
         columns[f"s to {target_return:g}"] = [interval(r.time_to_target, "{:.3g}", never) for r in rows]
@@ -196,6 +199,7 @@ def number(value: float, form: str, infinite: str = "unbounded") -> str:
 def interval(value: SeedMedian, form: str, infinite: str = "unbounded") -> str:
     """Return `median [low, high]`, or the median alone if there is no interval or it has no width."""
     middle, low, high = (number(v, form, infinite) for v in (value.median, value.low, value.high))
+    # An interval from 0 to infinity says nothing.
     nothing = math.isnan(value.low) or (value.low == 0 and math.isinf(value.high)) or low == middle == high
     return middle if nothing else f"{middle} [{low}, {high}]"
 

@@ -27,6 +27,7 @@ def figure(found: SideBySide) -> Chart:
         "A bar is a median over seeds, a dot a seed. "
         + ("Less is better; no bar: not reached." if found.by_target else "More is better."),
     )
+    # One colour for each topology, a bar for each W.
     names = dict.fromkeys(side.study.topology for side in found.sides)
     colours = dict(zip(names, _COLOURS * len(names), strict=False))
     for i, side in enumerate(found.sides):
@@ -64,8 +65,10 @@ def times(found: SideBySide) -> Shown:
         "kB": [number(side.num_bytes / 1000, "{:,.0f}") for side, _, _ in lines],
     }
     for i, (_, _, spent) in enumerate(lines):
+        # In brackets behind the waiting: for which role.
         if waits := [f"{part} {percent(x)}" for part, x in spent.items() if part not in PARTS and x >= 0.005]:
             columns["waiting"][i] += f" [{', '.join(waits)}]"
+    # Columns that only some topologies have.
     for head, name in (("lag", "lag"), ("rows a forward", "inference_batch")):
         values = [getattr(side, name) for side, _, _ in lines]
         if not all(map(math.isnan, values)):
@@ -77,6 +80,7 @@ def rows(found: SideBySide) -> list[dict[str, Any]]:
     """Return the lines of topologies.csv: one for each topology, W and role, with the shares of its ranks' time."""
     lines = []
     for side in found.sides:
+        # The numbers of the topology at this W are repeated for each role.
         same = study_row(side.study, side.row, None) | {
             "wall_s": _wall_s(side),
             "messages": side.messages,

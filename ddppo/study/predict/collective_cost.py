@@ -69,11 +69,13 @@ def own_sum(world_size: int, num_bytes: float, collective: str, num_hosts: int =
     a sum within each host, a sum over the hosts' leaders, and a broadcast within each host (n bytes copied in and out).
     """
     if collective == "shm+gloo" and num_hosts > 1:
+        # Ranks within a host, then hosts among each other, then back into each host.
         within = ceil(world_size / num_hosts)
         back = Messages(within - 1, 2 * num_bytes if within > 1 else 0)
         across = own_sum(num_hosts, num_bytes, "gloo")
         return shared_memory(within, num_bytes).plus(across).plus(back)
     if collective.startswith("shm"):
         return shared_memory(world_size, num_bytes)
+    # gloo and nccl.
     small = collective == "gloo" and world_size * num_bytes <= GATHER_UP_TO
     return (gather if small else ring)(world_size, num_bytes)

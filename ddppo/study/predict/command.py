@@ -98,6 +98,7 @@ def _fitted_to(runs: list[Run], fit_on: Any) -> list[Run]:
     """Return the runs with the W in `fit_on`; all runs without it."""
     if fit_on is None:
         return runs
+    # fit_on must name measured W and leave at least one out.
     wanted = whole_numbers("fit_on", fit_on)
     measured = sorted({run.world_size for run in runs})
     listed = ", ".join(map(str, measured))
@@ -151,6 +152,7 @@ def _table(predictions: list[Prediction], beside: dict[int, float], what_if: Wha
 def _world_sizes(given: Any, runs: list[Run], model: FittedModel, what_if: WhatIf) -> list[int]:
     if given is not None:
         return whole_numbers("world_sizes", given)
+    # Without a list: the measured W and powers of 2 that divide the batch.
     measured = {run.world_size for run in runs}
     candidates = sorted(measured | {2**i for i in range(_LARGEST.bit_length())})
     return [w for w in candidates if model.divides(w, what_if)]

@@ -25,6 +25,7 @@ def fit_parameters(points: Sequence[Point], notes: list[str]) -> CostParameters:
     # depends on the others.
     alike = of_one_stepping(points, notes)
     last = alike[-1]
+    # Communication, and the rest of an iteration.
     call, latency, byte, turn = _fit_communication(points, notes)
     other, sigma = _measured(points, "t_other")
     ranks, writers = _column(points, lambda p: p.world_size), _column(points, lambda p: p.writer_s)
@@ -71,6 +72,7 @@ def _fit_step(alike: Sequence[Point], notes: list[str]) -> Work:
     """Return the work of a vectorised step of E environments, without their sleep."""
     last, envs = alike[-1], _column(alike, lambda p: p.load.local_num_envs)
     steps = _column(alike, lambda p: p.load.rollout_steps)
+    # Known sleep is subtracted first: a pool sleeps in parallel.
     sleep = last.sleep_s * np.maximum(1.0, envs / last.env_processes)
     rollout, sigma = _measured(alike, "t_rollout")
     if not identified([np.ones(len(envs)), envs]):
@@ -93,6 +95,7 @@ def _fit_minibatch(points: Sequence[Point], notes: list[str]) -> Work:
             "all runs learned from batches of one size: the fixed cost of a minibatch and the cost of a sample cannot "
             "be told apart; half of it each is assumed"
         )
+    # All minibatches of an iteration.
     y, sigma = _measured(points, "t_learn")
     return _fit_work(points, (sizes, count, np.ones(len(points))), y, sigma)
 
@@ -107,6 +110,7 @@ def _fit_work(
     sizes, count, pieces = what
     crowded, ranks = _column(points, lambda p: p.load.crowded), [p.world_size for p in points]
     others = np.array(ranks) - 1.0
+    # Which of the costs can be told apart?
     apart = identified([count, count * sizes])
     known = [count, count * sizes, count * sizes * others][not apart :]
     contended = len(set(ranks)) >= 3 and identified(known)
@@ -125,6 +129,7 @@ def _fit_work(
             if stretched == factor.tolist():
                 break
             factor = np.array(stretched)
+        # Keep the better of the two assumptions about interruption.
         error = float((((count * alone * factor - y) / sigma) ** 2).sum())
         if error < best_error * (1 - 1e-9):
             best, best_error = work, error
@@ -142,6 +147,7 @@ def _fit_communication(points: Sequence[Point], notes: list[str]) -> tuple[float
     if not many:
         notes.append("only W=1 is measured: communication and waiting are unknown and taken as 0")
         return 0.0, 0.0, 0.0, unmeasured
+    # Columns of the linear model.
     y, sigma = _measured(many, "t_comm")
     calls = _column(many, lambda p: p.load.num_calls)
     latencies = _column(many, lambda p: p.load.messages.num_latencies)
@@ -172,6 +178,7 @@ def _fit_communication(points: Sequence[Point], notes: list[str]) -> tuple[float
 
 def _slow(points: Sequence[Point]) -> dict[int, tuple[float, float, float]]:
     """Return the extra time of slow ranks at the largest W: the sleep set by env.slow_ranks, or in proportion."""
+    # A sleep that was set is known in seconds; any other slowness is in proportion.
     asked = {int(rank): float(s) for rank, s in (points[-1].env.get("slow_ranks") or {}).items()}
     return {
         rank: (asked[rank], 0.0, learning - 1) if rank in asked else (0.0, acting - 1, learning - 1)
@@ -190,6 +197,7 @@ def _with_waiting(fitted: CostParameters, points: Sequence[Point]) -> CostParame
         return fitted
     alone = replace(fitted, queueing=0.0)
     rest = _column(many, lambda p: p.means["t_sync"] - alone.expected(p.load).parts["t_sync"])
+    # Columns: lateness of rollouts and sums by chance, uninterrupted work, turns.
     sigma, sums = _measured(many, "t_sync")[1], _column(many, lambda p: p.load.num_segments)
     rollouts = _column(many, lambda p: fitted.rollout_s(p.load))
     normal = _column(many, lambda p: normal_expected_max(p.world_size))
@@ -202,6 +210,7 @@ def _with_waiting(fitted: CostParameters, points: Sequence[Point]) -> CostParame
         light = nnls(columns[:1], np.maximum(rest - queue - turn_s * turns, 0.0), sigma)[0]
         return replace(fitted, late_light=float(light), waiting_turn_s=turn_s)
     light, jitter, tail, queueing, turn_s = nnls(columns, np.maximum(rest, 0.0), sigma).tolist()
+    # Without crowded cores queueing and turns cannot be fitted: keep what was assumed.
     if not turns.any():
         queueing, turn_s = fitted.queueing, fitted.turn_s / 2
     chance = {"late_light": light, "late_heavy": tail, "jitter_s": jitter}
@@ -221,12 +230,14 @@ def nnls(columns: Sequence[np.ndarray], y: np.ndarray, sigma: np.ndarray) -> np.
     Few W often leave several minima. The one with the fewest coefficients is returned and, among these, the one with
     the earliest columns, so that callers can name the likeliest explanation first. scipy.optimize.nnls returns any.
     """
+    # Weighted, and with columns of length 1 so that the solves are well conditioned.
     a = np.stack(columns, axis=1) / sigma[:, None]
     b = y / sigma
     scale = np.linalg.norm(a, axis=0)
     scale[scale == 0] = 1.0
     a = a / scale
     best, best_error = np.zeros(a.shape[1]), float(b @ b)
+    # Fewer coefficients first: a larger set must be clearly better to replace a smaller one.
     for size in range(1, a.shape[1] + 1):
         for chosen in combinations(range(a.shape[1]), size):
             part = a[:, chosen]

@@ -68,9 +68,11 @@ class Errors:
     def at(self, world_size: int) -> float:
         """Return the standard deviation of the law's error at W."""
         fitted = sorted(self.misfit)
+        # At a fitted W: its own misfit, but at least the usual one.
         usual = float(np.mean([m**2 for m in self.misfit.values()]))
         if world_size in self.misfit:
             return max(usual, self.misfit[world_size] ** 2) ** 0.5
+        # Elsewhere: doublings beyond the fitted range; between fitted W half a doubling.
         beyond = max(np.log2(world_size / fitted[-1]), np.log2(fitted[0] / world_size), 0.5)
         return float(usual + (self.doubling * beyond) ** 2) ** 0.5
 
@@ -79,6 +81,7 @@ def errors(measured: Mapping[int, float], fitted: Law, refit: Callable[[Sequence
     """Return the errors of the law `fitted` to all W, and of its refits to the first two W or more."""
     sizes = sorted(measured)
     misfit = {w: float(np.log(fitted(w) / measured[w])) for w in sizes}
+    # Begin with the prior. Then refit to the first i W and predict the next, the latest first.
     squares, weights = [(_CHECKED if len(sizes) > 2 else _UNCHECKED) ** 2], [1.0]
     for i in range(len(sizes) - 1, 1, -1):
         before, w = sizes[:i], sizes[i]
@@ -97,6 +100,7 @@ def predicted(
     """
     here, there = fits
     error, base_error = off.at(world_size), off.at(base)
+    # S at the base is 1 by definition.
     speedup_error = 0.0 if world_size == base else math.hypot(error, base_error)
     return Prediction(
         world_size,
@@ -113,6 +117,7 @@ def predicted(
 def _interval(fits: np.ndarray, error: float) -> tuple[float, float]:
     """Return the 95 % interval of the fits with the law's error (Student's t) added; it contains the first fit."""
     rng = np.random.default_rng(0)
+    # Every fit with some draws of the error of the law.
     drawn = np.log(fits)[:, None] + error * rng.standard_t(_DF, (len(fits), _DRAWS))
     low, high = np.exp(np.quantile(drawn, (_TAIL, 1 - _TAIL)))
     return float(min(low, fits[0])), float(max(high, fits[0]))

@@ -78,6 +78,7 @@ class FittedModel:
         """
         if self.cores_per_worker is not None:
             return self.cores_per_worker
+        # The same number of cores for each rank at two W: a cluster, not one shared machine.
         each = [p.run.cores / p.world_size for p in self.points]
         return each[-1] if each.count(each[-1]) > 1 else None
 
@@ -100,6 +101,7 @@ class FittedModel:
     def predict(self, world_sizes: Sequence[int], what_if: WhatIf | None = None) -> list[Prediction]:
         """Return predictions for the world sizes. Raises ConfigError for one that does not divide the batch."""
         what_if, base = what_if or WhatIf(), self.base.world_size
+        # All fits predict all W; the first is the fit itself, the others give the interval.
         laws = [_changed(law, what_if) for law in (self.parameters, *self.replicates)]
         loads = {w: self._load(w, what_if) for w in {base, *world_sizes}}
         made = {w: [law.expected(load) for law in laws] for w, load in loads.items()}
@@ -134,6 +136,7 @@ class FittedModel:
     def _load(self, world_size: int, what_if: WhatIf) -> Load:
         """Return the work of W ranks, which communicate as at the largest W, with as many ranks on a host."""
         shape, run = self.shape(world_size, what_if), self.points[-1].run
+        # Hosts grow in proportion to W.
         hosts, each = run.origin.num_hosts, what_if.cores_per_worker
         return Load(
             run,
@@ -165,6 +168,7 @@ def fit(
             f"none of {len(runs)} runs has the times of its iterations and parts: a model needs folders that "
             "ddppo.train wrote (metrics.jsonl), of at least 2 iterations after warm-up"
         )
+    # One model describes one task under one scaling rule.
     tasks = sorted({(r.env_id, r.rule) for r in usable})
     if len(tasks) > 1:
         raise ConfigError(f"one model is fitted to one task and scaling rule, not to {tasks}")
@@ -215,6 +219,7 @@ def has_times(run: Run) -> bool:
 
 def _moved(all_points: Sequence[Point], rng: np.random.Generator) -> list[Point]:
     """Return the points with means moved by their errors: by one factor for each W, and each part by itself."""
+    # A factor for each W (runs differ), and an error for each part (iterations differ).
     factors = moved({p.world_size: p.fps for p in all_points}, rng)
     others = []
     for p in all_points:

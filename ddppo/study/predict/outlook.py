@@ -68,6 +68,7 @@ def fps_of(runs: Sequence[Run]) -> dict[int, list[float]]:
 def held_out(law: FittedModel | FittedUsl, runs: Sequence[Run]) -> list[HeldOut]:
     """Compare a law with `runs` at each W that it was not fitted to."""
     fps, fitted_on = fps_of(runs), tuple(sorted(law.fps))
+    # The baseline: the scalability law fitted to the same W.
     seen = {w: fps[w] for w in fitted_on if w in fps}
     besides = law.usl.besides if isinstance(law, FittedUsl) else 0
     usl = fit_usl(seen, besides) if len(seen) > 1 else None
@@ -139,6 +140,7 @@ def outlook(
     law: FittedModel | FittedUsl | None = model or usl
     # 2. Check, and predict the measured W and powers of 2.
     checks = () if law is None else each_held_out(law, study.runs)
+    # Up to 4 times the largest W, by default.
     largest = predict_to or min(1024, max(64, 4 * study.world_sizes[-1]))
     asked = sorted({*study.world_sizes, *(2**i for i in range(largest.bit_length()) if 2**i <= largest)})
     as_measured, changed = list[Prediction](), list[Prediction]()
@@ -150,6 +152,7 @@ def outlook(
         as_measured = usl.predict([w for w in asked if w >= study.baseline])
     # 3. Judge.
     misfit = {} if law is None else law.errors.relative
+    # Predictions are trusted only if the fit is good and all checks passed.
     within = [abs(off) <= TOLERANCE for off in misfit.values()]
     trusted = bool(checks) and all(within) and all(check.within for check in checks)
     return Outlook(
@@ -171,6 +174,7 @@ def _laws(
 ) -> tuple[FittedModel | None, FittedUsl | None]:
     """Return the model and the scalability law, each if the runs allow it; `remarks` get the reasons if not."""
     try:
+        # The law needs W and FPS; the model needs times of parts too.
         usl = fit_usl_with_errors(fps_of(study.runs), _besides(study.runs))
     except ConfigError as e:
         remarks.append(f"No predictions: {e}.")
@@ -196,6 +200,7 @@ def _recommendation(
     """Recommend a W among the measured ones and predictions up to twice the largest; None for a single W."""
     if len(study.rows) < 2:
         return None
+    # Beyond twice the largest W no prediction is good enough to be recommended.
     times = {row.world_size: row.time_to_target.median for row in study.rows if row.time_to_target.count}
     near = [p for p in predictions if p.world_size <= 2 * study.world_sizes[-1]]
     return recommend(

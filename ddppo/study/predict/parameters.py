@@ -81,6 +81,7 @@ class CostParameters:
         time or the waiting for cores decides. These are the asymptotic bounds of a closed queueing network; source:
         Lazowska et al. 1984, Quantitative System Performance, ch. 5.
         """
+        # Computing of a step; with sleeping environments the core is free meanwhile.
         work = self.step.seconds(load.local_num_envs, load.world_size)
         if self.env_sleep_s:
             sleep = self.env_sleep_s * max(1.0, load.local_num_envs / self.env_processes)
@@ -95,6 +96,7 @@ class CostParameters:
 
     def run_through_s(self, load: Load) -> float:
         """Return the seconds of an iteration in which ranks that share a core wait for uninterrupted work of others."""
+        # The stretch that a piece would have if it were interrupted, less the stretch that it has.
         segment = self.minibatch.seconds(load.minibatch_size, load.world_size)
         waited = load.num_segments * (segment * load.crowded - self.segment_s(load))
         if not self.env_sleep_s:
@@ -119,10 +121,12 @@ class CostParameters:
         late = {r: load.rollout_steps * s + k * rollout for r, (s, k, _) in slow.items()}
         slower = [k for _, _, k in slow.values()]
         parts = dict.fromkeys(PARTS, 0.0)
+        # Means over ranks: an extra of one rank counts 1 / W.
         parts["t_rollout"] = rollout + sum(late.values()) / w
         parts["t_learn"] = learning * (1 + sum(slower) / w)
         parts["t_other"] = self.other_s + self.writer_s / w
         if w > 1:
+            # Several ranks: waiting for the latest, by cause and by chance, and communication.
             late[0] = late.get(0, 0.0) + self.writer_s
             chance = self.late_light * normal_expected_max(w) + self.late_heavy * (w**HEAVIEST - 1)
             parts["t_sync"] = (

@@ -57,6 +57,7 @@ class Load:
     @property
     def messages(self) -> Messages:
         """The messages of all collectives; the few hundred bytes of gathers are neglected."""
+        # One gradient sum for each minibatch, and gathers of no size.
         num_bytes = self.num_parameters * self.run.number_bytes
         by, hosts = _collective(self.run), self.num_hosts
         sums = collective_cost.own_sum(self.world_size, num_bytes, by, hosts).times(self.num_segments)
@@ -106,6 +107,7 @@ class Point:
             "async",
         ):  # async is an older backend: one process for each environment
             return 1.0
+        # By setting, or one process for each environment.
         observers = (self.run.config.get("dist") or {}).get("observers")
         return float(self.env.get("num_workers") or observers or math.inf)
 
@@ -134,6 +136,7 @@ def _point(runs: Sequence[Run]) -> Point:
     # The median run, or the two in the middle.
     middle = runs[(len(runs) - 1) // 2 : len(runs) // 2 + 1]
     run, slow = middle[0], _slow(middle[0])
+    # Means, and standard errors of these means from iteration to iteration.
     each = [_means(r) for r in middle]
     means = {p: float(np.mean([m[p] for m in each])) for p in PARTS}
     sampling = {
@@ -167,8 +170,10 @@ def _point(runs: Sequence[Run]) -> Point:
 def _means(run: Run) -> dict[str, float]:
     """Return the mean seconds of the parts of a run, without the extra time of slow ranks."""
     means, slow = {p: float(run.times[p].mean()) for p in PARTS}, _slow(run)
+    # t_other is the wall-clock time outside the other parts, so that all parts sum to steps / FPS.
     known = sum(means[p] for p in PARTS if p != "t_other")
     means["t_other"] = max(0.0, float(run.steps.mean()) / run.fps - known)
+    # Divide by the mean factor over ranks, of which slow ranks have more than 1.
     for i, part in enumerate(PHASES):
         means[part] /= 1 + sum(times[i] - 1 for times in slow.values()) / run.world_size
     return means

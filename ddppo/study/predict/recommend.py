@@ -69,6 +69,7 @@ def recommend(
     reaching = [c for c in table if isfinite(c.seconds) and (c.measured or trusted)]
     relative = {c.world_size: (c.fps if c.measured else c.fps_low) / c.fps * c.efficiency for c in reaching}
     efficient = [c for c in reaching if relative[c.world_size] >= efficiency_floor]
+    # The fastest of all, and of the efficient ones.
     fastest, kept = (_best(some, lambda c: c.seconds) for some in (reaching, efficient))
     made = Recommendation(
         chosen=kept or fastest,
@@ -78,6 +79,7 @@ def recommend(
         table=tuple(table),
         basis="to the target (median over seeds)" if times else f"for {_steps(runs):,} environment steps",
     )
+    # The reasons.
     floor = f"an efficiency of {100 * efficiency_floor:g} %"
     why = f"is the fastest that keeps {floor}" if kept else f"is the fastest; no W keeps {floor}"
     return replace(made, reasons=tuple(_reasons(made, why, trusted=trusted, by_throughput=not times)))
@@ -97,6 +99,7 @@ def _table(
     choices, steps = [], _steps(runs)
     for w in sorted(fps):
         middle, low, high = fps[w]
+        # Measured time to target; or, for a predicted W, the steps of the nearest measured W; or throughput.
         seconds = times[w] if w in times else steps / middle
         if times and w not in times:
             nearest = min(times, key=lambda m: (abs(np.log(m / w)), m))
@@ -118,6 +121,7 @@ def _best(candidates: Sequence[RecommendedW], of: Callable[[RecommendedW], float
     measured = next((c for c in ranked if c.measured), None)
     if measured is None:
         return None
+    # The whole interval of a prediction must be better, in time and in FPS.
     surely = (c for c in ranked if of(c) < of(measured) and of(c) * c.fps / c.fps_low < of(measured))
     return next((c for c in surely if c.fps_low > measured.fps_high), measured)
 
@@ -128,9 +132,11 @@ def _reasons(made: Recommendation, is_what: str, *, trusted: bool, by_throughput
     if c is None:
         return ["No W is known to reach the target: train longer, or lower target_return."]
     said = [f"W={c.world_size} {is_what}: {_said(c)}.", f"Times are {made.basis}."]
+    # Alternatives: the fastest and the cheapest, if they differ.
     for other, what in ((made.fastest, "Shortest time"), (made.cheapest, "Least time of workers")):
         if other is not None and other.world_size != c.world_size:
             said.append(f"{what}: W={other.world_size}, {_said(other)}.")
+    # A predicted W that looks faster but was not chosen: say why.
     better = [o for o in made.table if not o.measured and o.seconds < c.seconds and o is not made.fastest]
     if better:
         o = min(better, key=lambda o: o.seconds)

@@ -71,6 +71,7 @@ class FittedUsl:
 
     def predict(self, world_sizes: Sequence[int]) -> list[Prediction]:
         """Return predictions, with intervals as for the model."""
+        # The law itself comes first, then the replicates for the interval.
         laws, base = (self.usl, *self.replicates), min(self.fps)
         fps = {w: np.array([law.fps(w) for law in laws]) for w in {base, *world_sizes}}
         return [predicted(w, base, (fps[w], fps[base]), self.errors, {}) for w in world_sizes]
@@ -88,6 +89,7 @@ def fit_usl(fps: Mapping[int, Sequence[float]], besides: int = 0) -> Usl:
     if len(fps) < 2:
         only = f"only W={', '.join(map(str, fps))} was measured"
         raise ConfigError(f"{only}, and a law needs two W: add one to the sweep")
+    # One equation for each run; errors are relative to its W / X.
     w = np.array([world_size - besides for world_size, runs in fps.items() for _ in runs], dtype=float)
     y = w / np.array([x for runs in fps.values() for x in runs])
     columns = [np.ones(len(w)), w - 1, w * (w - 1)][: len(fps)]
@@ -101,6 +103,7 @@ def fit_usl_with_errors(fps: Mapping[int, Sequence[float]], besides: int = 0) ->
     """Fit the law, with replicates and errors."""
     measured = {w: float(np.median(x)) for w, x in fps.items()}
     rng, own = np.random.default_rng(0), fit_usl(fps, besides)
+    # Replicates: medians moved by their errors.
     factors = [moved(fps, rng) for _ in range(_REPLICATES)]
     others = [fit_usl({w: [by[w] * x] for w, x in measured.items()}, besides) for by in factors]
     off = errors(measured, own.fps, lambda sizes: fit_usl({w: fps[w] for w in sizes}, besides).fps)

@@ -39,6 +39,7 @@ def quoted(value: Any) -> str:
 
 def one_line(text: Any, most: int = 120) -> str:
     """Return text in one line of at most `most` printable characters."""
+    # Blanks and line breaks become one blank; characters that cannot be printed are escaped.
     words = " ".join(str(text)[: 4 * most].split())
     line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words)
     return line if len(line) <= most else line[: most - 3] + "..."
@@ -63,6 +64,7 @@ def parsed(text: str) -> "Fields":
 def as_whole(name: str, value: Any, *, low: int = 0, high: float = LARGEST) -> int:
     """Return a whole number from `low` to `high`; 2.0 is whole, true is not a number. Raises FieldError."""
     number = value if type(value) in (int, float) else math.nan
+    # NaN fails every comparison, so a wrong type ends here too.
     if not number >= low or (isinstance(number, float) and not number.is_integer() and number != math.inf):
         raise FieldError(f"{name}={quoted(value)} is not a whole number of at least {low}")
     if number > high:
@@ -76,6 +78,7 @@ def as_number(
     """Return a finite number x with low <= x <= high, or above < x <= high; true is no number. Raises FieldError."""
     number = value if type(value) in (int, float) else math.nan
     if above is not None:
+        # Each rule is also the text of its error.
         rule, inside = f"a number above {above:g}", number > above
     elif low is not None:
         rule, inside = f"a number of at least {low:g}", number >= low

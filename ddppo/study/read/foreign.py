@@ -52,11 +52,13 @@ class ForeignTable:
 
 def read_table(table: ForeignTable) -> Reading:
     """Read a table of runs. Raises ConfigError if a column is missing. A row that is no run is left out."""
+    # 1. Lines become rows; columns get our names.
     rows, left_out = _rows(table.path)
     if not rows and not left_out:
         raise ConfigError(f"{table.path} has no rows: it needs a line per run, with column names first")
     present = sorted({name for _, row in rows for name in row if name})
     columns = _mapping(table, present) if rows else {}
+    # 2. Rows become runs; a row with a mistake is left out.
     found: list[tuple[int, Run]] = []
     first: dict[str, int] = {}  # content of a row -> its first line
     unit_error: _UnitError | None = None
@@ -74,6 +76,7 @@ def read_table(table: ForeignTable) -> Reading:
     # If no row is left and times are the reason, say so as the error, not in a list of rows.
     if unit_error is not None and not found:
         raise ConfigError(f"{table.path}: {unit_error}")
+    # 3. One run for each seed, and remarks on columns.
     runs, again = _one_of_a_seed(table.path, found)
     ignored = [name for name in present if name not in columns.values()]
     remarks = [f"Columns of {table.path} that are not read: {_listed(ignored)}."] if ignored else []
@@ -93,6 +96,7 @@ def _one_of_a_seed(path: Path, found: list[tuple[int, Run]]) -> tuple[list[Run],
     # Rows without a seed come last (the sort is stable), when all given seeds are known.
     for number, run in sorted(found, key=lambda each: each[1].seed == _NO_SEED):
         group = (run.env_id, run.rule, run.topology, run.world_size)
+        # The smallest seed that no other run of the group has.
         if run.seed == _NO_SEED:
             run = replace(run, seed=next(seed for seed in itertools.count() if (*group, seed) not in runs))
         elif (*group, run.seed) in runs:
@@ -108,6 +112,7 @@ def _left_out(path: Path, number: int, error: FieldError) -> LeftOut:
 
 def _rows(path: Path) -> Rows:
     try:
+        # utf-8-sig removes the byte order mark that spreadsheets write.
         with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
             lines = re.split("\r\n|\n|\r", file.read())
     except OSError as e:
@@ -129,6 +134,7 @@ def _json_rows(path: Path, lines: list[str]) -> Rows:
 
 
 def _csv_rows(path: Path, lines: list[str]) -> Rows:
+    # The delimiter is the one that occurs most in the heading.
     delimiter = max(",;\t", key=lines[0].count)
     rows, left_out = [], []
     head: list[str] | None = None
@@ -158,6 +164,7 @@ def _mapping(table: ForeignTable, present: list[str]) -> dict[str, str]:
 
     Times may have the suffix _mean, as in the tables that ddppo writes.
     """
+    # Check the mapping of the user.
     for ours, theirs in table.columns.items():
         if ours not in COLUMNS:
             there_are = f"{near(ours, COLUMNS)}; there are {', '.join(COLUMNS)}"
@@ -165,6 +172,7 @@ def _mapping(table: ForeignTable, present: list[str]) -> dict[str, str]:
         if theirs not in present:
             there_are = f"{near(theirs, present)}; it has {_listed(present)}"
             raise ConfigError(f"columns: {table.path} has no column {theirs}{there_are}")
+    # Columns that need no mapping.
     spelled = {name: next((n for n in (name, f"{name}_mean") if n in present), None) for name in COLUMNS}
     mapping = {name: n for name, n in spelled.items() if n is not None} | dict(table.columns)
     if "world_size" not in mapping or not ("fps" in mapping or {"env_steps", "wall_s"} <= mapping.keys()):
@@ -194,6 +202,7 @@ def _cell(cell: Any, column: str, *, is_text: bool) -> Any:
 
 def _run(where: str, table: ForeignTable, values: dict[str, Any]) -> Run:
     """Return the run in a row. Raises FieldError."""
+    # Required: world_size, and fps or env_steps and wall_s.
     row = Fields(values)
     world_size = fields.as_whole(
         "world_size", values.get("world_size", math.nan), low=1, high=fields.MOST_WORKERS
@@ -203,6 +212,7 @@ def _run(where: str, table: ForeignTable, values: dict[str, Any]) -> Run:
     # Throughput: the column, or env_steps / wall_s without one.
     mean_fps = env_steps / wall_s if wall_s > 0 else math.nan
     fps = fields.as_number("fps", mean_fps if values.get("fps") is None else values["fps"], above=0)
+    # Optional: sizes and times.
     sizes: dict[str, Any] = {name: row.whole(name, high=fields.MOST_PARAMETERS, default=0) for name in _SIZES}
     steps = float(sizes["num_envs"] * sizes["rollout_steps"])
     times = _times(row, steps / fps or wall_s)
@@ -256,6 +266,7 @@ def _times(row: Fields, longest: float) -> dict[str, np.ndarray]:
             "fps (or wall_s) leave for an iteration: are these milliseconds? Times are in seconds, and num_envs are "
             "those of all workers"
         )
+    # A part cannot be longer than its iteration.
     seconds = {"t_iter": t_iter}
     for part in PARTS:
         # t_other is the rest after the other parts, as in metrics.jsonl, so rounding may bring it below 0.

@@ -78,6 +78,7 @@ class _MetricsReader:
         if len(text) == _LONGEST_LINE:
             raise FieldError("it is too long")
         line = fields.parsed(text)
+        # The fast path: both are ints. Otherwise as_whole accepts 2.0 and raises for the rest.
         position = (line.values.get("iteration"), line.values.get("rank"))
         if type(position[0]) is not int or type(position[1]) is not int:
             position = (fields.as_whole("iteration", position[0]), fields.as_whole("rank", position[1]))
@@ -87,6 +88,7 @@ class _MetricsReader:
             self._end_block(f"metrics.jsonl, line {number}, is rank 0 of iteration {iteration + 1}")
             self._add_global(line)
         elif not self._rank or position != (iteration, self._rank):
+            # Neither: the file is out of order.
             after_last = self._rank >= self.world_size or not self._rank
             expected = (iteration + 1, 0) if after_last else (iteration, self._rank)
             at, rank = map(fields.quoted, position)
@@ -95,6 +97,7 @@ class _MetricsReader:
                 f"{expected[0]} belongs: the file is damaged"
             )
         elif self._rank == self.world_size:
+            # One more rank than world_size: perhaps an iteration of another world size.
             line_is = f"metrics.jsonl, line {number}, is rank {self._rank} of iteration {iteration}"
             self._note_irregular(line_is, iteration + 1, 0)
         self._add_times(line)
@@ -106,6 +109,7 @@ class _MetricsReader:
         """Return the columns after the last line."""
         self._end_block(f"metrics.jsonl ends after line {num_lines}")
         times = {name: np.frombuffer(t).reshape(-1, self.world_size) for name, t in self._times.items()}
+        # Metrics that ended early get NaN up to the last iteration.
         for values in self._stability.values():
             values.extend([math.nan] * (len(self._env_steps) - len(values)))
         return Metrics(
@@ -128,6 +132,7 @@ class _MetricsReader:
             return
         self._num_ranks.append(self._rank)
         local_steps, self._local_steps = self._local_steps, 0.0
+        # Times of another world size do not fit the columns: drop them, once the block is known to be complete.
         if self._rank != self.world_size:
             self._check_complete(local_steps)
             if self._rank < self.world_size:
@@ -174,6 +179,7 @@ class _MetricsReader:
                 fields.as_number(f"time/{part}", values[f"time/{part}"], low=-1e-6)
 
     def _add_global(self, line: Fields) -> None:
+        # Steps and time must grow from one iteration to the next.
         steps, wall_s = (
             line.whole("env_steps", low=1),
             line.number("wall_s", above=0, high=fields.LARGEST_SECONDS),
@@ -184,6 +190,7 @@ class _MetricsReader:
         self._env_steps.append(steps)
         self._wall_s.append(wall_s)
         self._add_stability(line)
+        # Returns: all evaluations, and some training returns.
         score = line.number("eval/return_mean", default=math.nan)
         if not math.isnan(score):
             self.evaluations.append(Evaluation(steps, wall_s, score))

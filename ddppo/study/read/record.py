@@ -119,6 +119,7 @@ class Run:
     @property
     def ranks_are_in_step(self) -> bool:
         """Whether all ranks take part in every iteration, so that their times are parts of it."""
+        # A variant of a topology is named "<topology> <setting>=<value>".
         known = TOPOLOGIES.get(self.topology.partition(" ")[0])
         return known is None or not known.own_pace
 

@@ -72,6 +72,7 @@ def _run_folders(folder: Path) -> Iterable[tuple[Path, _Unusable | None]]:
         nothing = not files and not subfolders
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
         path = Path(here)
+        # A folder with a summary is a run or a report; nothing below it is another run.
         if "summary.json" in files:
             subfolders.clear()
             if not is_report(path):
@@ -80,6 +81,7 @@ def _run_folders(folder: Path) -> Iterable[tuple[Path, _Unusable | None]]:
             subfolders.clear()
             remedy = f"go on with it (resume={_name(path)}) or run that job again"
             yield path, _Unusable("has no summary.json, so the run did not end", remedy)
+        # A sweep makes the folders of its jobs before they start.
         elif nothing:
             yield path, _Unusable("is empty, so the job never started", "run that job again, or remove it")
 
@@ -100,6 +102,7 @@ def read_run(path: Path) -> Run:
         summary = parsed((path / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:
         raise _Unusable(f"summary.json cannot be read ({_reason(e)})", _AGAIN) from e
+    # Not a run, another version, or not complete: each has its own remedy.
     if "schema_version" not in summary.values:
         raise _Unusable("summary.json is not a run's", "remove it, or point the report elsewhere")
     version, status = summary.values["schema_version"], summary.values.get("status")
@@ -141,6 +144,7 @@ def _run(path: Path, summary: Fields) -> Run:
     # 2. Choose the iterations that count: those with the last world size, after warm-up.
     own = metrics.num_ranks == counts.world_size
     kept = _after_warmup(counts, own)
+    # Steps of an iteration cannot exceed the batch.
     steps = np.diff(metrics.env_steps, prepend=0)[kept]
     batch = sizes["num_envs"] * sizes["rollout_steps"]
     if steps.max() > batch:
@@ -198,6 +202,7 @@ def _check_of_one_run(summary: Fields, counts: RunCounts, metrics: Metrics) -> N
     An iteration with another number of lines may belong to another world size of a resumed run, or lack a line. It is
     the former only if summary.json counts as many iterations of its own world size as there are.
     """
+    # Count iterations, then compare the last line with the summary.
     iterations, own = len(metrics.num_ranks), int((metrics.num_ranks == counts.world_size).sum())
     if metrics.irregular is not None and counts.with_world_size >= counts.iterations:
         raise DamagedError(f"{metrics.irregular}: the file is damaged")
@@ -209,6 +214,7 @@ def _check_of_one_run(summary: Fields, counts: RunCounts, metrics: Metrics) -> N
             f"metrics.jsonl has {iterations} iterations, {own} of them with {counts.world_size} ranks, where "
             f"summary.json tells of {counts.iterations} and {counts.with_world_size}: not of the same run, or damaged"
         )
+    # The summary must end where metrics.jsonl ends.
     for name, last in (("env_steps", metrics.env_steps[-1]), ("wall_s", metrics.wall_s[-1])):
         end = summary.number(name, above=0)
         if not math.isclose(end, last, rel_tol=1e-6):
@@ -246,9 +252,11 @@ def _fps(summary: Fields, counts: RunCounts, metrics: Metrics, kept: np.ndarray)
     Raises DamagedError if summary.json has another fps. The fps of an older summary may differ after several starts,
     because it does not say which iterations it left out.
     """
+    # FPS from metrics.jsonl.
     total = float(np.diff(metrics.wall_s, prepend=0.0)[kept].sum())
     fps = float(np.diff(metrics.env_steps, prepend=0)[kept].sum()) / total if total > 0 else math.nan
     own = metrics.num_ranks == counts.world_size
+    # Must the summary agree? An older one does not say which iterations it left out after several starts.
     one_start = counts.too_few or counts.left_out == int((own & ~kept).sum())
     is_known = counts.ranges is not None or (one_start and np.count_nonzero(np.diff(own)) < 2)
     expected = summary.number("fps", above=0)

@@ -67,6 +67,7 @@ def varying(runs: Sequence[Run]) -> dict[str, dict[int, str]]:
 
     Names are those of summary.json.
     """
+    # Compare the conditions of all runs, by name.
     conditions = {run.path: _conditions(run) for run in runs}
     hosts = {frozenset(run.origin.hosts or (run.origin.hostname,)) for run in runs}
     grow = all(
@@ -74,6 +75,7 @@ def varying(runs: Sequence[Run]) -> dict[str, dict[int, str]]:
     )  # more workers need more hosts: that is no difference
     found = {}
     for name in sorted({name for each in conditions.values() for name in each}):
+        # The values at each W.
         values: dict[int, set[str]] = {}
         for run in sorted(runs, key=lambda run: run.world_size):
             if run.world_size > 1 or name not in _OF_SEVERAL_RANKS:
@@ -97,6 +99,7 @@ def _conditions(run: Run) -> dict[str, str]:
     """Return the conditions that should be the same for all runs of a study, by their names in summary.json."""
     origin = run.origin
     found = {name: str(value) for name, value in flat(run.config).items() if name not in _MAY_VARY}
+    # Settings that a run chose by itself, its hardware, and its code.
     found |= {f"derived.{name}": str(getattr(origin, name)) for name in _DERIVED}
     for name in ("cpu", "gpu"):
         found[name] = " and ".join(_distinct(getattr(machine, name) for machine in origin.machines))
@@ -146,12 +149,14 @@ def studies(found: Reading, *, env: str | None = None, rule: str | None = None) 
         if env not in (None, key[0]) or rule not in (None, key[1]):
             what, why = _counted(Reading(groups.pop(key), [])), f"is not asked for by {asked}"
             left_out.append(LeftOut(what, why, "leave that out to report all"))
+    # Nothing matches: suggest the nearest task and list all.
     if found.runs and not groups:
         hint = near(env, sorted({name for name, _ in all_of_them})) if env is not None else ""
         listed = ", ".join(f"{name} ({kind} scaling)" for name, kind in all_of_them)
         raise RunFolderError(f"{asked}: there is no such run{hint}; there are {listed}")
     # 2. Within a group, one study for each topology.
     chosen = [reading for key in sorted(groups) for reading in _of_each_topology(groups[key])]
+    # A study with a single W comes last: it has no speedup.
     chosen.sort(key=lambda each: len({run.world_size for run in each.runs}) == 1)
     remarks = list(found.remarks)
     if len(chosen) > 1:
@@ -173,6 +178,7 @@ def one_study(found: Reading, *, env: str | None = None, rule: str | None = None
     sorted_out = studies(found, env=env, rule=rule)
     if not sorted_out.studies:
         return Reading([], sorted_out.left_out)
+    # The study with most runs; of equal ones, the one with the newest run.
     best = max(sorted_out.studies, key=lambda each: (len(each.runs), max(map(_finished, each.runs))))
     remarks = list(best.remarks)
     if len(sorted_out.studies) > 1:
@@ -215,6 +221,7 @@ def _variants(runs: list[Run]) -> list[Run]:
     for run in runs:
         for name, value in own[run.path].items():
             values[run.topology, name, run.world_size].add(value)
+    # Settings with several values at one W.
     several = {(topology, name) for (topology, name, _), found in values.items() if len(found) > 1}
     suffixes = {
         run.path: [
@@ -256,6 +263,7 @@ def _of_one_setting(runs: list[Run], preferred: Set[str]) -> Reading:
         )
         kept += alike
         left_out += variants
+    # Of each W and seed the newest run.
     kept, duplicates = _newest(kept)
     return Reading(kept, left_out + duplicates, [*_resumed(kept), *mixed(kept)])
 
@@ -271,6 +279,7 @@ def _alike(
         preferred: paths; a group with one of them is chosen before larger ones. Of equal groups the newest is chosen.
     """
     settings = {run.path: {k: str(v) for k, v in flat(run.config).items() if matters(k)} for run in runs}
+    # Group by the settings that matter.
     groups: defaultdict[str, list[Run]] = defaultdict(list)
     for run in runs:
         groups[json.dumps(settings[run.path], sort_keys=True)].append(run)
@@ -302,6 +311,7 @@ def differing(run: Run, other: Run) -> str:
 
 def _difference(mine: dict[str, str], theirs: dict[str, str], owner: str) -> str:
     """Return "name=own (owner: other)" for the first three names with different values, "" if there are none."""
+    # Show three differences and count the rest.
     names = [name for name in sorted(mine | theirs) if mine.get(name) != theirs.get(name)]
     values = [[one_line(x, 60) for x in (n, mine.get(n, "unset"), theirs.get(n, "unset"))] for n in names]
     shown = ", ".join(f"{name}={own} ({owner}: {other})" for name, own, other in values[:3])
@@ -313,6 +323,7 @@ def _newest(runs: list[Run]) -> tuple[list[Run], list[LeftOut]]:
     newest: dict[tuple[int, int], Run] = {}
     left_out = []
     for run in sorted(runs, key=lambda run: (not run.others, _finished(run))):
+        # Runs are sorted, so that a later one replaces an earlier one.
         older = newest.get((run.world_size, run.seed))
         if older is not None:
             what = f"is an older run of W={run.world_size} seed={run.seed} than {run.path}"
@@ -335,6 +346,7 @@ def _resumed(runs: list[Run]) -> list[str]:
         if not run.others:
             continue
         before = " and ".join(f"{count:,} with W={w}" for w, count in run.others.items())
+        # Under strong scaling the batch is the same at every W, so returns by steps can be used.
         not_used = "Its returns are used, though they are not of one W alone. Its time to target and its curve against "
         not_used += "wall-clock are not used: they mix"
         if run.rule == "weak":
@@ -363,6 +375,7 @@ def with_target(runs: list[Run], target_return: float | None) -> tuple[list[Run]
             remarks = [f"The runs have {len(targets)} targets; target_return={target_return:g} is compared."]
     chosen = []
     for run in runs:
+        # A time to another target is no time to this one.
         same = math.isnan(run.target_return) or run.target_return == target_return
         reached = run.reached_at_s if same else math.nan
         chosen.append(replace(run, target_return=target_return, reached_at_s=reached))

@@ -73,6 +73,7 @@ def sizes(derived: Fields) -> dict[str, int]:
         "num_minibatches": derived.whole("M", low=1, high=1e9),
         "num_parameters": derived.whole("num_parameters", low=1, high=fields.MOST_PARAMETERS),
     }
+    # A minibatch has at least one sample.
     batch = found["num_envs"] * found["rollout_steps"]
     if found["num_minibatches"] > batch:
         more = f"derived.M={found['num_minibatches']} minibatches are more than"
@@ -87,6 +88,7 @@ def ranks(summary: Fields) -> tuple[tuple[str, ...], tuple[dict[str, float], ...
     # An older summary has no per_rank, or no roles in it.
     if len(entries) != summary.values.get("world_size") or any("role" not in e.values for e in entries):
         return (), ()
+    # Of the per-rank means keep those that compare topologies.
     means = []
     for entry in entries:
         of_rank: dict[str, float] = {}
@@ -103,9 +105,11 @@ def ranks(summary: Fields) -> tuple[tuple[str, ...], tuple[dict[str, float], ...
 def settings(config: Fields) -> dict[str, Any]:
     """Return the settings as nested dicts; the sections that a study reads are checked."""
     found = config.tree()
+    # Other code reads these sections as dicts: check that they are.
     for name in ("ppo", "dist"):
         config.section(name, default={})
     kwargs = config.section("env").section("kwargs", default={})
+    # The model of an iteration reads these settings of the sleeping task.
     if config.section("env").values.get("id") == SLEEPING_TASK:
         kwargs.number("step_time_s", low=0, high=fields.LARGEST_SECONDS, default=0.0)
         kwargs.flag("busy", default=False)
