@@ -74,6 +74,7 @@ class LoadedPolicy:
 
         Raises ValueError if `obs` is not of the task's space.
         """
+        # A single observation is a batch of one.
         n = self._batch_size(obs)
         try:
             if n is None:
@@ -118,6 +119,7 @@ class LoadedPolicy:
             raise ValueError(
                 f"the policy was given a mask, and {self.trained.config.env.id} has none: leave it out"
             )
+        # Encode, run the model, decode.
         rows = self.rows(observations, [{} if mask is None else {MASK: mask} for mask in masks])
         obs, mask = self.layout.obs(rows), self.layout.mask(rows)
         policy = self.trained.policy
@@ -134,6 +136,7 @@ class LoadedPolicy:
 
     def _batch_size(self, obs: Any) -> int | None:
         """Return the number of observations in a batch, None for a single observation."""
+        # One dimension more than the space has means a batch.
         path, space = self._first
         for key in path:
             try:

@@ -54,6 +54,7 @@ def trained(
     """
     run_dir = Path(run)
     config = config_of(run_dir, device, other_spaces=other_spaces)
+    # last and best belong to the run; a path may belong to another one.
     path = checkpoint.chosen(which, run_dir)
     state = checkpoint.load(path)
     if which not in ("last", "best"):

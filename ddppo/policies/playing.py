@@ -89,6 +89,7 @@ def play(
     look: Callable[[], None] = lambda: None,
 ) -> Iterator[PlayedEpisode]:  # fmt: skip
     """Play the episodes with these numbers in turn; `look` is called in every state. Raises TrainingError."""
+    # A task sampler may have left reset options for evaluation in the checkpoint.
     options = policy.trained.state.get("options")
     for number in episodes:
         with blamed_on(policy.trained.config.env.id):
@@ -97,6 +98,7 @@ def play(
             look()
             episode_return, length, ended = 0.0, 0, False
             while not ended:
+                # Act, step, count.
                 action = policy(obs, info.get(MASK), deterministic)
                 obs, reward, terminated, truncated, info = task.step(action)
                 look()

@@ -25,6 +25,7 @@ def evaluated(
     deterministic: take the likeliest actions, rather than sample.
     """
     evaluator = evaluator_of(trained.spec)(trained.policy, trained.config)
+    # Play the episodes of every seed, and join them.
     scores = _joined([_played(trained, evaluator, num_episodes, seed, deterministic) for seed in seeds])
     metrics = evaluation_metrics(scores.returns, scores.lengths, 0.0) | evaluator.metrics(scores)
     low, high = np.percentile(scores.returns, (25, 75))
@@ -60,6 +61,7 @@ def by_task(results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def _over_runs(means: list[float]) -> dict[str, Any]:
+    # Fewer runs would give an interval that says too much.
     has_interval = len(means) >= LEAST_SEEDS
     return {
         "runs": len(means),
@@ -94,5 +96,6 @@ def _means(samples: np.ndarray) -> np.ndarray:
 
 def _iqms(samples: np.ndarray) -> np.ndarray:
     """Return `ddppo.statistics.iqm` over the last axis."""
+    # Drop the lowest and the highest quarter.
     cut = samples.shape[-1] // 4
     return np.sort(samples, axis=-1)[..., cut : samples.shape[-1] - cut].mean(axis=-1)

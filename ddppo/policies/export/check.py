@@ -85,6 +85,7 @@ def check(policy: LoadedPolicy, run: Run, inputs: Arrays, rows: np.ndarray) -> E
     A policy with memory is compared over several steps: the file gets its own state back, and in each step every third
     row starts an episode.
     """
+    # Without memory one step is enough.
     remembered = policy.trained.policy.memory(len(rows))
     if remembered is None:
         return _step(policy, run, inputs, rows, None)
@@ -120,6 +121,7 @@ def _step(
     after = {} if remembered is None else {NEXT_STATE: remembered.state}
     for name, tensor in (wanted | after).items():
         expected = tensor.numpy(force=True)
+        # A file that mixes rows up would differ between the two.
         for got in (found[name], alone[name]):
             distance = np.abs(got - expected[: len(got)])
             _refuse_where(~(distance <= tolerance * (1 + np.abs(expected[: len(got)]))), name, distance)

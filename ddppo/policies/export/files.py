@@ -35,6 +35,7 @@ def _program(policy: Portable, example: dict[str, torch.Tensor]) -> torch.export
 
 
 def _as_torch(policy: Portable, example: dict[str, torch.Tensor]) -> bytes:
+    # torch.export stores stack traces of this machine: remove them.
     content, program = io.BytesIO(), _program(policy, example)
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # stack traces name folders of this machine
@@ -78,6 +79,7 @@ def _without_traces(model: Any) -> bytes:
 def _run_onnx(content: bytes) -> Run:
     import onnxruntime
 
+    # The CPU provider gives the same numbers everywhere.
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
 

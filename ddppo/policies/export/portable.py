@@ -82,6 +82,7 @@ class Portable(nn.Module):
         self.decoder = _Decoder(action_space)
 
     def forward(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        # Encode, run the model, form the distribution, decode.
         arrays = [encode(inputs[part.name]) for part, encode in zip(self.parts, self.encoders, strict=True)]
         keys = [path_name(part.path) for part in self.parts]
         obs = dict(zip(keys, arrays, strict=True)) if self.is_dict else arrays[0]
@@ -96,6 +97,7 @@ class Portable(nn.Module):
     @property
     def inputs(self) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
         """The type and the shape of one row of every input, by name, in order."""
+        # Observations, the mask, the memory.
         found = {part.name: (part.dtype, part.shape) for part in self.parts}
         if self.mask_size is not None:
             found[MASK] = (np.dtype(bool), (self.mask_size,))
@@ -163,6 +165,7 @@ class _Encoder(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.sizes:
+            # One-hot: compare each choice with all its numbers.
             choices = x.reshape(x.shape[0], len(self.sizes)) - self.first
             numbers = [torch.arange(n, device=x.device) for n in self.sizes]
             x = torch.cat([choices[:, i : i + 1] == n for i, n in enumerate(numbers)], dim=-1)

@@ -81,6 +81,7 @@ def question(overrides: Sequence[str]) -> Question:
         key, values = override.partition("=")[0].lstrip("+~"), _values(override, task)
         if key in _OURS:
             raise ConfigError(f"{override} is not for advice to try: {_OURS[key]}")
+        # Several tasks or seeds would be several questions.
         if key in ("env", "env.id", "experiment", "seed") and len(values) > 1:
             raise ConfigError(f"{override}: advice is about one task and seed, give one")
         if len(values) > 1:
@@ -116,6 +117,7 @@ def candidates(asked: Question, cores: int) -> list[Candidate]:
         raise ConfigError(f"{W}={','.join(given)}: numbers of workers, e.g. {W}=1,2,4")
     found: list[Candidate] = []
     for overrides in product(*_choices(asked)):
+        # Compose now: a mistake should appear before the first probe.
         config = composed((*asked.of_run, *overrides))
         if not given and asked.names(W):
             found.append(Candidate(overrides, config))
@@ -137,6 +139,7 @@ def _choices(asked: Question) -> list[list[str]]:
     """
     from ddppo.envs.backends.classic_cpp import batched_ids
 
+    # The axes of the user, and env.backend if it is open and matters.
     axes = {key: values for key, values in asked.axes.items() if key != W}
     if not asked.names("env.backend") and not asked.through_slurm:
         env = composed((*asked.of_run, *(f"{key}={values[0]}" for key, values in axes.items()))).env
@@ -152,6 +155,7 @@ def world_sizes(config: Config, cores: int) -> list[int]:
     Under scaling=strong these are divisors of num_envs. Under weak scaling every W is possible: powers of 2.
     """
     num_envs = config.env.num_envs
+    # Strong scaling divides the environments, weak scaling multiplies them.
     divisors = (w for w in range(1, num_envs + 1) if num_envs % w == 0)
     powers = (2**k for k in range(cores.bit_length() + 1))
     possible = list(powers if config.scaling.rule == "weak" else divisors)
@@ -189,9 +193,11 @@ def variants(best: Candidate, parts: Mapping[str, float], asked: Question, cores
 
 def changes_learning(asked: Question, chosen: Candidate) -> list[str]:
     """Return the settings that change learning per step, so that steps/s alone do not decide."""
+    # Settings of the user that change learning.
     found = [f"{key}={','.join(v)}" for key, v in asked.axes.items() if not key.startswith(_NEUTRAL)]
     if "gym_vector" in asked.axes.get("env.backend", ()):
         found.append("env.backend=gym_vector")
+    # Weak scaling, and more workers than environments, change the batch.
     if not asked.names(W) or W in asked.axes:
         if chosen.config.scaling.rule == "weak":
             found.append("scaling=weak")

@@ -105,10 +105,12 @@ def _race(
 ) -> None:  # fmt: skip
     """Fill `stages`: first the candidates `todo`, then, all started anew, the best of them and its variants."""
     with Probes(asked.of_run) as probes:
+        # First stage: all candidates.
         first = Race(probes.start, until, tolerance, _say)
         stages.append(first.entrants)
         first.enter(todo)
         first.run(time.monotonic() + _FIRST_STAGE * (until - time.monotonic()))
+        # Is there time for variants of the best? If not, use it for more rounds.
         best = choose(first.entrants, tolerance, cores)
         more = variants(best.candidate, best.parts(), asked, cores) if best is not None else []
         if best is None or not more or time.monotonic() + 2 * first.seconds_with_one_more() > until:
@@ -116,6 +118,7 @@ def _race(
             return
         for _, probe in first.running:
             probe.close()
+        # Second stage: end the others, and race the best against its variants from new starts.
         second = Race(probes.start, until, tolerance, _say)
         stages.append(second.entrants)
         second.enter([best.candidate, *more])
@@ -132,6 +135,7 @@ def _say_command(asked: Question, chosen: Candidate) -> None:
 
 def _bill(options: AdviseConfig, config: Config) -> text.Bill:
     """Return the steps that training needs: as given, as other runs needed, or ppo.total_steps. Raises ConfigError."""
+    # A number, or a sweep folder.
     given, steps = options.steps_to_target, float(config.ppo.total_steps)
     if given is not None:
         steps = float(written_out(given)) if written_out(given).isdigit() else _steps_of_runs(given, config)

@@ -67,6 +67,7 @@ class Probes:
             raise ConfigError(
                 "this system has no /proc, which probes need: use python -m ddppo.bench world_sizes=1,2"
             )
+        # Import everything once; probes are forks.
         self._fixed = fixed
         self._folder = temporary_folder()
         self._server = ForkServer.started()
@@ -86,6 +87,7 @@ class Probes:
         """Return a probe after its warm-up. Raises ConfigError, TrainingError, OutOfTimeError."""
         folder = Path(self._folder.name) / str(len(self._started))
         folder.mkdir()
+        # Start `ddppo.train` in a fork, silent and in a folder of its own.
         overrides = [*self._fixed, *candidate.overrides]
         if candidate.config.model.name != "mlp" and candidate.config.compile == "auto":
             overrides.append("compile=off")  # torch's compiler would take a core for up to a minute
@@ -126,6 +128,7 @@ class Probe:
         """Wait for two iterations and some time, which are not measured, and pause the run."""
         began = time.monotonic()
         self._wait_for(1)
+        # Measure the start-up, then an iteration.
         self.start_up_s, first = time.monotonic() - began, self._num_iterations()
         time.sleep(_WARMUP_S)
         self._wait_for(first + 1)
@@ -147,6 +150,7 @@ class Probe:
         whole = [line for line in done if line["iteration"] > done[0]["iteration"]]
         t_iter = sum(line["time/t_iter"] for line in whole)
         parts = {part: sum(line[f"time/{part}"] for line in whole) / t_iter for part in EXCLUSIVE_PARTS}
+        # The share of other programs, and what the lines of the round say.
         others = max(0.0, used) / seconds / len(allowed_cores())
         rollouts = tuple(
             fmean(line["time/t_rollout"] for line in whole if line["rank"] == rank)
@@ -158,6 +162,7 @@ class Probe:
         """Kill the run with all its processes."""
         if self._process.returncode is None:
             self._signal(signal.SIGSTOP)  # so that none of them starts another one meanwhile
+            # Killed processes may take a moment to end.
             pids, give_up = self._signal(signal.SIGKILL), time.monotonic() + _END_LIMIT_S
             while any(map(runs, pids)) and time.monotonic() < give_up:
                 time.sleep(_POLL_S)
@@ -173,6 +178,7 @@ class Probe:
 
     def _wait_for(self, num_iterations: int) -> None:
         while self._num_iterations() < num_iterations:
+            # The probe ended by itself: its last line is the reason.
             if (code := self._process.poll()) is not None:
                 stderr = (self._folder / "stderr").read_text(errors="replace").strip() or "it said nothing"
                 message = stderr.splitlines()[-1].removeprefix("error: ")
@@ -186,6 +192,7 @@ class Probe:
         with suppress(FileNotFoundError), (self._folder / "run" / "metrics.jsonl").open("rb") as file:
             file.seek(self._num_read)
             new = file.read()
+            # Only whole lines; the rest is read next time.
             whole = new[: new.rfind(b"\n") + 1]
             self._num_read += len(whole)
             self._lines += map(json.loads, whole.splitlines())

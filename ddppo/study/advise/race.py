@@ -87,12 +87,14 @@ def choose(entrants: Sequence[Entrant], tolerance: float, cores: float = inf) ->
 
     On a busy machine candidates with more workers than cores do not count: they take turns away from other programs.
     """
+    # Slower ones count too: they may be equal up to the tolerance, with fewer workers.
     measured = [each for each in entrants if each.rounds and each.out in ("", SLOWER)]
     fastest = max((each for each in measured if not each.out), key=lambda each: each.fps, default=None)
     if fastest is None:
         return None
     if any(each.others > BUSY for each in measured):
         measured = [each for each in measured if each.world_size <= cores] or measured
+    # By ratio in common rounds, because absolute speeds change from round to round.
     leader = max(measured, key=lambda each: found.estimate if (found := ratio(each, fastest)) else 0.0)
     equal = [each for each in measured if not is_slower(ratio(each, leader), tolerance)]
     return min(equal, key=lambda each: (each.world_size, len(each.candidate.overrides), -each.fps))
@@ -120,6 +122,7 @@ class Race:
         """Start candidates as long as there is time for a few rounds over all. Raises an error if none can start."""
         errors: list[Exception] = []
         for candidate in candidates:
+            # Start it only if a few rounds over all are still possible then.
             self.entrants.append(entrant := Entrant(candidate))
             if self.running and self._now() + self.seconds_with_one_more() > self._until:
                 entrant.out = "there was no time to try it"
@@ -169,6 +172,7 @@ class Race:
         return self._num_iterations() * sum(probe.iteration_s for _, probe in self.running)
 
     def _against_the_fastest(self) -> list[tuple[Entrant, Probe, Ratio]]:
+        # All that are left, relative to the fastest of them.
         fastest = max((entrant for entrant, _ in self.running), key=lambda each: each.fps, default=None)
         found = [(entrant, probe, ratio(entrant, fastest)) for entrant, probe in self.running if fastest]
         return [(entrant, probe, each) for entrant, probe, each in found if each is not None]
@@ -187,6 +191,7 @@ class Race:
         """Return whether all that are left are equal within the tolerance, or enough rounds did not decide."""
         if self._num_rounds < ROUNDS_TO_TELL:
             return False
+        # Decided: all equal, or enough rounds.
         verdicts = {found.verdict(self._tolerance) for _, _, found in self._against_the_fastest()}
         return verdicts <= {"same"} or self._num_rounds >= _ENOUGH_ROUNDS
 
@@ -237,6 +242,7 @@ def _runs(asked: Question, todo: Sequence[Candidate], folder: str) -> list[Run]:
 def _entrant(candidate: Candidate, runs: Sequence[Run]) -> Entrant:
     rounds = {}
     for run in runs:
+        # Parts as fractions of an iteration, as in a local round.
         t_iter = run.times["t_iter"].mean()
         rounds[run.seed] = Slice(run.fps, {part: float(run.times[part].mean() / t_iter) for part in PARTS})
     return Entrant(candidate, rounds=rounds, out="" if rounds else "none of its jobs completed")

@@ -48,6 +48,7 @@ def table(entrants: Sequence[Entrant], chosen: Entrant, bill: Bill, ahead: Mappi
 
     ahead: predictions, {W: steps/s}. Below the table are the candidates that were not tried, with the reasons.
     """
+    # By W; the first one is the base of the ratios.
     measured = sorted((each for each in entrants if each.rounds), key=lambda each: each.world_size)
     base = measured[0]
     rows = [[*_HEAD, *(f"{part.removeprefix('t_')} %" for part in EXCLUSIVE_PARTS), *bill.head]]
@@ -75,6 +76,7 @@ def table(entrants: Sequence[Entrant], chosen: Entrant, bill: Bill, ahead: Mappi
         times = fps / speed(base, chosen)
         gain = ["predicted", "", f"{times:.2f}", "", f"{times * base.world_size / w:.2f}"]
         rows.append([f"W={w}", f"{fps:,.0f}", *gain, *[""] * len(EXCLUSIVE_PARTS), *bill.cells(fps, w)])
+    # Candidates without a round.
     untried = [f"{each.candidate.name}: {each.out}" for each in entrants if not each.rounds and each.out]
     return "\n".join([*aligned(rows, [0] * len(rows[0])), *untried])
 
@@ -93,6 +95,7 @@ def sureness(entrants: Sequence[Entrant], chosen: Entrant, tolerance: float) -> 
         if each is chosen or found is None:
             continue
         kind = f"90 % interval of {found.count} rounds"
+        # Too few rounds for an interval: show the range instead.
         if found.count < ROUNDS_TO_TELL:
             kind = f"all of {found.count} rounds, {ROUNDS_TO_TELL} have an interval"
         verdict = "slower"
@@ -122,6 +125,7 @@ def predicted(
 
     The law is fitted to the W with a core for each worker.
     """
+    # Only candidates with the same other settings are on one curve over W.
     like = [each for each in entrants if each.rounds and each.candidate.others == chosen.candidate.others]
     fps = {each.world_size: [speed(each, chosen)] for each in like if each.world_size <= cores}
     wanted = [w for w in world_sizes if w not in fps]
@@ -145,6 +149,7 @@ def stragglers(chosen: Entrant, asked: Question) -> str:
     rollouts, dist = chosen.rollouts(), chosen.candidate.config.dist
     if dist.topology != "ddp" or len(rollouts) < 2 or chosen.parts()["t_sync"] < _PAYS_FROM:
         return ""
+    # Compare each rank with the median of the others.
     others = median(sorted(rollouts)[:-1])
     slow = [rank for rank, seconds in enumerate(rollouts) if seconds > _SLOWER * others]
     if not slow:

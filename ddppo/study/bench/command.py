@@ -122,6 +122,7 @@ def _judged(options: BenchConfig, ratios: dict[str, Ratio], remarks: list[str], 
 
 def _check(options: BenchConfig, overrides: list[str]) -> None:
     """Raise ConfigError for options that exclude one another or have no effect."""
+    # At most one of the three ways.
     modes = [name for name in ("compare", "against", "profile") if getattr(options, name)]
     if len(modes) > 1:
         raise ConfigError(
@@ -131,6 +132,7 @@ def _check(options: BenchConfig, overrides: list[str]) -> None:
     if len(files) > 2:
         raise ConfigError(f"compare={options.compare}: give one file, or two: compare=old.json,new.json")
     if len(files) == 2:
+        # Two files are compared without a measurement, so its options would have no effect.
         given = [
             name for name in ("workloads", "world_sizes", "rules", "rounds", "out") if getattr(options, name)
         ]
@@ -140,6 +142,7 @@ def _check(options: BenchConfig, overrides: list[str]) -> None:
             )
     if options.profile and options.rounds:
         raise ConfigError(f"rounds={options.rounds} has no effect with profile=true: leave it out")
+    # With profile=true, out= is a folder.
     out = [] if options.profile else _words("out", options.out)
     if wrong := [path for path in out if Path(path).suffix not in (".json", ".jsonl")]:
         raise ConfigError(f"out={wrong[0]}: give a file that ends in .json or .jsonl")
@@ -161,6 +164,7 @@ def _todo(options: BenchConfig, overrides: list[str]) -> list[Configuration]:
         workloads = [Workload(CUSTOM, tuple(overrides))]
     else:
         workloads = [fixed(name, overrides) for name in names or ("W1", "W2")]
+    # Workloads without their extra are skipped, with a note.
     skipped = [reason for reason in map(missing_extra, workloads) if reason]
     for reason in skipped:
         print(f"note: {reason}", file=sys.stderr)
@@ -172,6 +176,7 @@ def _todo(options: BenchConfig, overrides: list[str]) -> list[Configuration]:
     ]
     if not todo:
         raise ConfigError(f"nothing is left to measure: {'; '.join(skipped)}")
+    # Compose every configuration now, so that a mistake appears before the first run.
     for configured in todo:
         composed(configured.overrides)
     return todo

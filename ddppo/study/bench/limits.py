@@ -57,6 +57,7 @@ def rates(config: Config) -> dict[str, float]:
 
     The last two contain none of our code: they tell a slower machine from slower code.
     """
+    # As many processes as can be busy, with equal shares of the environments.
     num_envs = rank_rules.batch_shape(config).num_envs
     num_processes = min(config.dist.world_size, available_cores(), num_envs)
     bounds = [num_envs * k // num_processes for k in range(num_processes + 1)]
@@ -76,6 +77,7 @@ def _env_fps(config: Config, indices: range, together: Any) -> float:
     envs = make_vec_env(replace(config.env, slow_ranks={}), indices, rank=0, cores=1)
     try:
         envs.reset([derived_seed(config.seed, "env", i, 0) for i in indices])
+        # Prepare, wait until all processes are ready, then measure at the same time.
         actions = random_actions(envs.spec.action, (_ACTIONS, len(indices)))
         together.wait()
         return len(indices) * _per_second(lambda turn: envs.step(actions[turn % _ACTIONS]), num_calls=16)
@@ -85,6 +87,7 @@ def _env_fps(config: Config, indices: range, together: Any) -> float:
 
 def random_actions(action: ActionSpec, shape: tuple[int, ...]) -> np.ndarray:
     """Return random actions `[*shape, *action.shape]` in a model's form: normal, or choices of equal probability."""
+    # The same actions in every measurement.
     generator = np.random.default_rng(0)
     if action.kind == "box":
         return generator.standard_normal((*shape, *action.shape)).astype(np.float32)
@@ -96,6 +99,7 @@ def random_actions(action: ActionSpec, shape: tuple[int, ...]) -> np.ndarray:
 
 def _matrix_gflops(dtype: torch.dtype, together: Any) -> float:
     rows, inner, columns = MATRIX
+    # The output is allocated once, so that the product alone is measured.
     a, b = torch.ones(rows, inner, dtype=dtype), torch.ones(inner, columns, dtype=dtype)
     out = torch.empty(rows, columns, dtype=dtype)
     together.wait()
@@ -121,6 +125,7 @@ def _per_second(call: Callable[[int], Any], num_calls: int) -> float:
     """Return calls per second of `call`, measured over _MEASURE_S in blocks of `num_calls`."""
     for turn in range(num_calls):
         call(turn)
+    # After one block of warm-up.
     done, start = 0, time.perf_counter()
     while (elapsed := time.perf_counter() - start) < _MEASURE_S:
         for turn in range(num_calls):
@@ -132,6 +137,7 @@ def _per_second(call: Callable[[int], Any], num_calls: int) -> float:
 def collective_us(config: Config, world_size: int = 2) -> float:
     """Return the median microseconds of a sum of COLLECTIVE_BYTES over ranks of this machine, done as in a run."""
     config = replace(config, dist=replace(config.dist, world_size=world_size), device="cpu")
+    # Ranks join as in a run, by the variables that torchrun sets.
     values = torch.zeros(COLLECTIVE_BYTES // 4)
 
     with tempfile.TemporaryDirectory() as folder:
@@ -159,6 +165,7 @@ def _side_by_side(num_processes: int, call: Callable[[int, Any], Any]) -> list[A
     def run(index: int) -> None:
         try:
             results.put((index, call(index, together)))
+        # An error must release the others from the barrier, and reach the parent.
         except BaseException as e:
             together.abort()
             results.put((index, e))
@@ -169,6 +176,7 @@ def _side_by_side(num_processes: int, call: Callable[[int, Any], Any]) -> list[A
     found = dict(results.get() for _ in processes)
     for process in processes:
         process.join()
+    # Raise the error of a process here.
     for value in found.values():
         if isinstance(value, BaseException):
             raise value

@@ -72,6 +72,7 @@ def other_code(against: str) -> Iterator[Code]:
 
     Raises ConfigError if there is no such code.
     """
+    # A folder with another checkout, or a commit of this one.
     folder = Path(against)
     if folder.is_dir():
         if not (folder / "ddppo" / "train.py").is_file():
@@ -84,6 +85,7 @@ def other_code(against: str) -> Iterator[Code]:
     commit = _git(root, "rev-parse", "--verify", "--quiet", f"{against}^{{commit}}")
     if commit is None:
         raise ConfigError(f"against={against} is neither a folder nor a commit of {root}")
+    # A worktree shares the repository of this checkout, and is removed with its folder.
     with tempfile.TemporaryDirectory(prefix="ddppo-against-") as parent:
         worktree = Path(parent) / "worktree"
         if _git(root, "worktree", "add", "--detach", "--quiet", str(worktree), commit) is None:
@@ -148,6 +150,7 @@ def measure(code: Code, overrides: Sequence[str], clock: Clock) -> dict[str, Any
         lines, memory = _whole_lines(metrics), memory_of(run.process.pid)
         run.stop()
         summary = json.loads((run.run_dir / "summary.json").read_text())
+    # 4. Sum up.
     measured = summed_up(lines, summary["derived"], clock.warmup_s)
     world_size = summary["derived"]["W"]
     memory_per_rank = memory.total_mb / world_size if memory.total_mb else None
@@ -172,6 +175,7 @@ def summed_up(
                   product of a weight and a sample (2 forward, 4 backward)
     """
     global_lines = [line for line in lines if line["rank"] == 0]
+    # Iterations after warm-up.
     first = _last_of_warmup([line["wall_s"] for line in global_lines], warmup_s)
     before, last = global_lines[first], global_lines[-1]
     measured = [line for line in lines if line["iteration"] > before["iteration"]]
@@ -179,6 +183,7 @@ def summed_up(
         name: sum(line[f"time/{name}"] for line in measured) / len(measured)
         for name in ("t_iter", *EXCLUSIVE_PARTS)
     }
+    # Optimizer steps, and operations of an iteration.
     num_updates = sizes["K"] * sizes["M"]
     # Older commits have no num_products; without convolutions it equals the number of parameters.
     num_products = sizes.get("num_products", sizes["num_parameters"])
@@ -247,6 +252,7 @@ class StartedRun:
     def _failure(self, what: str) -> ConfigError | TrainingError:
         """Return the error for a run that did `what`, with its message."""
         lines = self._stderr.read_text(errors="replace").strip().splitlines()
+        # Exit code 2 is a mistake of the user: the last line is its message.
         if self.process.poll() == 2 and lines:
             return ConfigError(lines[-1].removeprefix("error: "))
         message = "\n".join(lines[-_MAX_LINES:]) or "it said nothing"
@@ -295,6 +301,7 @@ def run_rounds(
             say(f"warming up {configured.name}{_of(code, codes)}")
             measure(code, configured.overrides, Clock(0.0, 0.0))
     measurements = []
+    # Every round begins with the limits of the machine at that time.
     for number in range(1, num_rounds + 1):
         limits = _limits(todo)
         for configured in todo:
@@ -338,6 +345,7 @@ def _limits(todo: Sequence[Configuration]) -> dict[str, Mapping[str, Any]]:
             text=True,
         )
         if found.returncode:
+            # The last line of a traceback is "<class>: <message>".
             last = found.stderr.strip().splitlines()[-1:] or ["it said nothing"]
             kind, _, message = last[0].partition(": ")
             if kind == "ddppo.errors.ConfigError":
@@ -363,6 +371,7 @@ def write_profiles(todo: Sequence[Configuration], out: Path, say: Callable[[str]
     pages = []
     for configured, folder in folders.items():
         say(f"profiling {configured.name}")
+        # The run never ends by itself: wait for its page, then stop it.
         with tempfile.TemporaryDirectory(prefix="ddppo-bench-") as temporary:
             overrides = (*configured.overrides, f"log.profile_iterations={_PROFILED_ITERATIONS}")
             with started(this_code(), overrides, temporary) as run:

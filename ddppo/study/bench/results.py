@@ -67,6 +67,7 @@ def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
     """
     ratios = sorted(a / b for a, b in zip(numerators, denominators, strict=True))
     n = len(ratios)
+    # tails[k] = P(Binomial(n, 1/2) < k).
     tails = [sum(math.comb(n, i) for i in range(k)) / 2**n for k in range(n + 1)]
     k = max(k for k, tail in enumerate(tails) if tail <= ERROR)
     low, high = (ratios[k - 1], ratios[n - k]) if k else (0.0, math.inf)
@@ -84,6 +85,7 @@ def unpaired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -
     m, n = len(numerators), len(denominators)
     ratios = sorted(a / b for a in numerators for b in denominators)
     counts = _orders(m, n)
+    # The largest k with a tail of at most ERROR.
     k, tail = 0, counts[0]
     while tail <= ERROR * math.comb(m + n, m):
         k += 1
@@ -193,6 +195,7 @@ def speedups(measurements: Sequence[Measurement], code: str) -> list[dict[str, A
             (each for each in found.values() if each[0].workload == workload and each[0].rule == rule),
             key=lambda each: each[0].world_size,
         )
+        # W = 1 has the same configuration under both rules.
         alone = [each for each in found.values() if each[0].workload == workload and each[0].world_size == 1]
         before = alone[0] if alone else None
         for rounds in of_rule:
@@ -224,6 +227,7 @@ def differences_of_files(new: "Result", old: "Result") -> tuple[dict[str, Ratio]
     ours = by_configuration(new.measurements, new.code)
     theirs = by_configuration(old.measurements, old.code)
     for name, rounds in ours.items():
+        # Compare only equal settings.
         if name not in theirs:
             remarks.append(f"{name} is only in {new.path}")
         elif list(rounds[0].overrides) != list(theirs[name][0].overrides):
@@ -234,6 +238,7 @@ def differences_of_files(new: "Result", old: "Result") -> tuple[dict[str, Ratio]
     remarks += [f"{name} is only in {old.path}" for name in theirs if name not in ours]
     if not ratios:
         raise ConfigError(f"{new.path} and {old.path} have no configuration in common")
+    # Another machine makes even relative speeds doubtful.
     for what in ("cpu", "cores"):
         now, then = (of.about.get("machine", {}).get(what) for of in (new, old))
         if now != then:
@@ -294,6 +299,7 @@ class Result:
         if path.suffix != ".jsonl":
             write_json(path, whole)
             return
+        # A line of a history: origin, medians, speedup, machine.
         about = {name: self.about.get(name) for name in ("git_commit", "git_dirty", "started_at", "against")}
         cpu = {name: self.about.get("machine", {}).get(name) for name in ("cpu", "cores")}
         gained = {row["configuration"]: row["S"] for row in whole["speedups"]}
@@ -313,6 +319,7 @@ def read(path: str) -> Result:
         raise ConfigError(f"{path} cannot be read: {e.strerror}") from e
     except ValueError as e:
         raise ConfigError(f"{path} is not JSON, as python -m ddppo.bench out=<file>.json writes it") from e
+    # Another file, another version, or a damaged one.
     if not isinstance(whole, dict) or whole.get("kind") != KIND:
         raise ConfigError(f"{path} is not a result of python -m ddppo.bench out=<file>.json")
     if whole.get("schema_version") != SCHEMA_VERSION:

@@ -80,6 +80,7 @@ def fixed(name: str, overrides: Sequence[str] = ()) -> Workload:
             f"workloads={name}: there are {', '.join(names)}{near(name.upper(), names)}; to measure your own settings "
             "instead, choose env= or experiment="
         )
+    # The preset as overrides, then those of the user.
     preset: Any = OmegaConf.to_container(OmegaConf.load(_presets() / f"{name.lower()}.yaml"))
     return Workload(name.upper(), (*as_overrides(preset), *overrides))
 
@@ -97,6 +98,7 @@ def as_overrides(preset: Mapping[str, Any]) -> list[str]:
 
     Another commit, which the bench may compare with, may have no such preset, or another one under its name.
     """
+    # Entries of "defaults" choose options (env=cartpole); all other keys are values.
     chosen = [
         f"{group.removeprefix('override /')}={option}"
         for entry in preset.get("defaults", [])
@@ -125,6 +127,7 @@ def configurations(
 def check_overrides(overrides: Sequence[str]) -> None:
     """Raise ConfigError for settings that the bench decides."""
     for override in overrides:
+        # Hydra allows + and ~ in front of a key.
         key = override.partition("=")[0].lstrip("+~")
         if override.startswith("-"):
             raise ConfigError(f"{override}: options are key=value here, without dashes; --help lists all")

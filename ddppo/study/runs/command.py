@@ -30,6 +30,7 @@ class CompareOptions:
 
 def filters_of(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """Split a command line into settings that a listed run must have, and options of the command."""
+    # A key is a setting if its section, or its name without one, is in the configuration.
     settings = {item.name for item in fields(Config)} - {item.name for item in fields(TableOptions)}
     filters, others = {}, []
     for argument in arguments:
@@ -64,11 +65,13 @@ def listed(options: TableOptions, filters: dict[str, str], width: int | None = N
         if options.folder == TableOptions().folder:
             return f"no runs yet: there is no folder {options.folder}; give the folder of your runs"
         raise RunFolderError(f"folder={options.folder}: is not a folder")
+    # Read all, check the names in filters and show=, then choose.
     found = read_records(folder)
     _check_known(found, [*filters, *options.show])
     chosen = wanted.chosen(found)
     if options.json:
         return "\n".join(json.dumps(jsonable(as_json(record))) for record in chosen)
+    # Nothing matches: the tasks in the folder are the best hint.
     if not chosen:
         tasks = ", ".join(sorted({record.task for record in found if record.task}))
         return (

@@ -58,6 +58,7 @@ def compared(paths: Sequence[str], metric: str | None = None) -> Comparison:
     if not 2 <= len(paths) <= _MAX_RUNS:
         raise ConfigError(f"compare takes 2 to {_MAX_RUNS} run folders, and {len(paths)} are given")
     runs = []
+    # Read every run; each needs settings to be compared.
     for letter, path in zip(ascii_uppercase, paths, strict=False):
         record = read_record(Path(path)) if is_run(Path(path)) else None
         if record is None:
@@ -65,6 +66,7 @@ def compared(paths: Sequence[str], metric: str | None = None) -> Comparison:
         if record.settings is None:
             raise RunFolderError(f"{path}: {record.why}")
         runs.append(Compared(letter, record, *read_curves(Path(path) / "metrics.jsonl")))
+    # Four tables; empty ones are left out.
     metric = _metric(runs, metric)
     tables = [_settings(runs), _outcomes(runs), _along(runs, metric), _means(runs)]
     return Comparison(runs, metric, [table for table in tables if table.rows or table.notes])
@@ -120,6 +122,7 @@ def _along(runs: Sequence[Compared], metric: str) -> Table:
     if not all(map(len, curves)):
         without = ", ".join(run.letter for run, curve in zip(runs, curves, strict=True) if not len(curve))
         return Table(title, [], (f"{without} has no such metric.",))
+    # Values at parts of the steps that all runs have done.
     end = min(curve.env_steps[-1] for curve in curves)
     rows = [
         [f"at {whole:,} steps", *(number(curve.at(whole), ".4g") for curve in curves)]
@@ -138,6 +141,7 @@ def _along(runs: Sequence[Compared], metric: str) -> Table:
 
 def _sameness(curves: Sequence[Curve]) -> str:
     """Return a sentence on the distance between the curves, at the steps at which all have points."""
+    # Steps at which all runs have a value.
     shared = curves[0].env_steps
     for curve in curves[1:]:
         shared = np.intersect1d(shared, curve.env_steps)
@@ -161,6 +165,7 @@ def _means(runs: Sequence[Compared]) -> Table:
     )
     rows = []
     for name in names:
+        # A row only if the means differ by more than the threshold.
         means = [_late_mean(run.curves.get(name, NOTHING)) for run in runs]
         known = [mean for mean in means if not math.isnan(mean)]
         size = max(map(abs, known), default=0.0)
@@ -182,6 +187,7 @@ def _lines(table: Table, letters: Sequence[str], width: int | None) -> list[str]
         rows = [["", *letters], *table.rows]
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         if width is not None:
+            # The first column keeps its width, the others share the rest.
             room = max(8, (width - widths[0] - 4) // len(letters) - 2)
             widths = [widths[0], *(min(room, w) for w in widths[1:])]
         for row in rows:

@@ -30,6 +30,7 @@ def write(found: Comparison, path: Path) -> None:
     if path.suffix == ".svg":
         write_text(path, chart(found, found.metric, "env_steps").svg(standalone=True))
         return
+    # The compared curve over steps and time, then further metrics over steps.
     names = [name for name in _FURTHER if name != found.metric]
     drawn = [chart(found, found.metric, against) for against in ("env_steps", "wall_s")]
     drawn += [
@@ -59,6 +60,7 @@ def chart(found: Comparison, metric: str, against: str) -> Chart:
         curve = run.curves.get(metric, NOTHING)
         if not len(curve):
             continue
+        # Thin long curves; short ones get dots too.
         kept = np.unique(np.linspace(0, len(curve) - 1, min(len(curve), _MAX_POINTS)).round().astype(int))
         xs, ys = getattr(curve, against)[kept].tolist(), curve.values[kept].tolist()
         drawn.line(xs, ys, colour, run.letter)

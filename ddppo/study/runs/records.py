@@ -77,6 +77,7 @@ def read_curves(path: Path) -> tuple[dict[str, Curve], int]:
         return {}, 0
     with file:
         for text in file:
+            # A quick look at the start of the line: most lines are those of other ranks.
             if _RANK_0 not in text[:200]:
                 continue
             try:
@@ -89,6 +90,7 @@ def read_curves(path: Path) -> tuple[dict[str, Curve], int]:
                 unread += 1
                 continue
             last = steps
+            # Every finite metric is a point of its curve.
             for name, value in line.items():
                 if "/" in name and isinstance(value, float) and math.isfinite(value):
                     columns = found.setdefault(name, _Columns())
@@ -132,6 +134,7 @@ def read_records(folder: Path) -> list[RunRow]:
     """Return all runs at or below `folder`, in the order of their paths."""
     locks, found = _locks(), []
     for here, subfolders, _ in os.walk(folder):
+        # Below a run there are no other runs; hidden folders are skipped.
         if is_run(path := Path(here)) and (record := _read(path, folder, locks)) is not None:
             found.append(record)
             subfolders.clear()
@@ -153,6 +156,7 @@ def _read(path: Path, below: Path, locks: frozenset[int]) -> RunRow | None:
     name = _name(path.relative_to(below) if path != below else Path(path.name or path))
     try:
         if (path / "summary.json").is_file():
+            # A run that ended has a summary; otherwise its settings and the lines so far.
             summary = parsed((path / "summary.json").read_text(encoding="utf-8"))
             if "schema_version" not in summary.values or "kind" in summary.values:
                 return None  # not a run's: another program's, or a report's, which has a `kind`
@@ -170,6 +174,7 @@ def _of_summary(path: Path, name: str, summary: Fields) -> RunRow:
     evaluation = summary.section("eval", default={})
     final = evaluation.section("final", default={}).number("return_mean", default=math.nan)
     best = evaluation.section("best", default={}).number("return_mean", default=math.nan)
+    # A run that was stopped has no final evaluation: take its last return.
     if math.isnan(final) and summary.values.get("env_steps"):
         final = _last_return(_evaluations(path / "metrics.jsonl"), _tail(path / "metrics.jsonl"))
     return RunRow(

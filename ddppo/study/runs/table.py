@@ -88,6 +88,7 @@ class RunFilter:
         if text is None:
             return None
         try:
+            # A time ago, or a day.
             if text[-1] in _UNITS:
                 return datetime.now(UTC) - timedelta(**{_UNITS[text[-1]]: float(text[:-1])})
             return datetime.fromisoformat(text).astimezone(UTC)
@@ -98,6 +99,7 @@ class RunFilter:
         """Return the wanted runs in the wanted order; runs without the value to sort by come last."""
         options, since = self.options, self._since()
         sizes = whole_numbers("world_size", options.world_size)
+        # All filters hold at once.
         found = [
             record
             for record in records
@@ -110,6 +112,7 @@ class RunFilter:
             and all(_is_set(record, name, value) for name, value in self.settings.items())
         ]
         key, largest_first = _ORDERS[options.sort]
+        # Sort the known values; reversing the order leaves unknown ones at the end.
         known = [record for record in found if not _is_unknown(key(record))]
         unknown = [record for record in found if _is_unknown(key(record))]
         known.sort(key=key, reverse=largest_first != options.reverse)
@@ -126,6 +129,7 @@ def _is_set(record: RunRow, name: str, value: str) -> bool:
     settings = record.settings or {}
     if name not in settings:
         return False
+    # Numbers compare as numbers, anything else as YAML or as typed.
     has, number = settings[name], _number(value)
     if number is not None and type(has) in (int, float):
         return bool(has == number)
@@ -209,6 +213,7 @@ def columns(records: Sequence[RunRow], show: Sequence[str] = ()) -> dict[str, li
         "time": [duration(record.wall_s) for record in records],
         "when": [f"{r.when.astimezone():%Y-%m-%d %H:%M}" if r.when else "–" for r in records],
     }
+    # A column that says ddp everywhere is noise.
     if {record.topology for record in records} <= {"", "ddp"}:
         del cells["topology"]
     for name in show:
@@ -226,6 +231,7 @@ def _steps(record: RunRow) -> str:
 def lines(cells: dict[str, list[str]], width: int | None) -> list[str]:
     """Return the table in lines of at most `width` characters: columns are left out, then names are cut in front."""
     cells = dict(cells)
+    # First leave out columns, then shorten names at the front: their ends differ.
     for name in _LEFT_OUT_FIRST:
         if width is None or _wide(cells) <= width:
             break
