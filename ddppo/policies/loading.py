@@ -67,6 +67,7 @@ def _check_model(config: Config, state: dict[str, Any], path: Path) -> None:
 
     Comparing shapes would not do: the parameters may fit a model that computes something else.
     """
+    # A checkpoint holds the settings of its run.
     ours, its = dataclasses.asdict(config.model), yaml.safe_load(state["config"]).get("model", {})
     for name, value in its.items():
         if name in ours and ours[name] != value:

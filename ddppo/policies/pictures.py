@@ -45,6 +45,7 @@ class Film:
 
     def add(self, rendered: Any) -> None:
         """Add the value of render(): a picture, or a list of pictures since the last call. Raises ConfigError."""
+        # render() may return the frames since its last call as a list.
         is_several = isinstance(rendered, list) and all(map(_is_array, rendered))
         for each in rendered if is_several else [rendered]:
             frame, are_fractions = self._frame(each)
@@ -69,6 +70,7 @@ class Film:
             array = np.moveaxis(array, 0, -1)
         if array.ndim != 3 or array.shape[-1] not in _CHANNELS or array.size == 0:
             raise ConfigError(f"{self._prefix} {what}: {_RULE}")
+        # Drop alpha; repeat grey.
         array = array[..., :3] if array.shape[-1] > 1 else np.repeat(array, 3, axis=-1)
         # 3. Its numbers: 0 to 255.
         if array.dtype == np.uint8:
@@ -77,6 +79,7 @@ class Film:
             return array * np.uint8(255), None
         if array.dtype.kind not in "iuf":
             raise ConfigError(f"{self._prefix} {what}: {_RULE}")
+        # Integers and floats must lie between 0 and 255.
         low, high = float(array.min()), float(array.max())
         if not (low >= 0 and high <= 255):  # NaN too
             raise ConfigError(
@@ -131,6 +134,7 @@ def _is_array(value: Any) -> bool:
 
 def _padded(frame: np.ndarray, height: int, width: int) -> np.ndarray:
     """Return the frame, padded below and on the right: with black, or by repeating the last line if one is missing."""
+    # A single missing line comes from rounding up to even sizes: repeat the last one.
     below, right = height - frame.shape[0], width - frame.shape[1]
     if below == right == 0:
         return frame

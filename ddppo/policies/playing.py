@@ -64,12 +64,14 @@ class Game(gym.Env):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Step the game. After the loss of a life the batch resets instead of stepping, and the info says so."""
+        # The batch resets at the end of an episode: the last observation is in final_obs.
         step = self._envs.step(np.array([action]))
         self._obs = np.asarray(step.final_obs if len(step.ended) else step.obs)[0]
         info = {_COUNTS: bool(step.valid[0])}
         return self._obs, float(step.rewards[0]), bool(step.terminated[0]), bool(step.truncated[0]), info
 
     def render(self) -> np.ndarray:
+        # The newest of the stacked frames.
         frame = self._obs[-1].repeat(_ZOOM, axis=0).repeat(_ZOOM, axis=1)
         return frame if frame.ndim == 3 else np.stack([frame] * 3, axis=-1)
 
@@ -122,6 +124,7 @@ def blamed_on(env_id: str) -> Iterator[None]:
             yield
     except (ConfigError, TrainingError):
         raise
+    # The remedy is an install command.
     except gym.error.DependencyNotInstalled as e:
         raise ConfigError(
             f"{env_id} draws with packages that are not installed: {install_command('video')}"
@@ -144,6 +147,7 @@ def show(
         raise ConfigError(
             f"{env.id} is stepped by ale-py's batch, which opens no window: write a file, out=policy.gif"
         )
+    # Gymnasium draws into a window by itself in this mode.
     task = task_of(env, render_mode="human")
     try:
         if fps is not None:  # tasks read it when they draw
@@ -188,6 +192,7 @@ def check_draws(policy: LoadedPolicy, path: Path, asked: str) -> None:
     check_pictures(path, asked)
     film = Film(policy.trained.config.env.id, asked)
     with _drawn(policy) as task, blamed_on(policy.trained.config.env.id):
+        # Two states, because some tasks draw only after a step.
         obs, info = task.reset(seed=0, options=policy.trained.state.get("options"))
         film.add(task.render())
         policy.reset()

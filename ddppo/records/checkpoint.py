@@ -38,6 +38,7 @@ def save(path: Path, state: dict[str, Any]) -> None:
     torch.save({"format": FORMAT, "version": VERSION, "made_by": _makers(), **state}, content)
     with stored(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+    # `replacing` writes under a temporary name, syncs, and renames: the file appears whole.
     with replacing(path, "wb") as file:
         file.write(content.getbuffer())
 
@@ -66,6 +67,7 @@ def save_iteration(folder: Path, iteration: int, state: dict[str, Any], keep: in
     """Save the checkpoint of `iteration` and delete all but the `keep` newest ones."""
     path = folder / f"iteration_{iteration:08d}.pt"
     save(path, state)
+    # Only now, with the new file on disk, delete old ones.
     for old in _all(folder)[:-keep]:
         with stored(old):
             old.unlink()
@@ -135,6 +137,7 @@ def chosen(which: str, run_dir: Path) -> Path:
         for newer in damaged:
             warn(f"{newer} is damaged: {whole.name} is taken")
         return whole
+    # best, or a path.
     path = folder / "best.pt" if which == "best" else Path(which)
     if not path.is_file():
         raise RunFolderError(f"checkpoint={which}: {path} does not exist; use last, best or a file's path")
@@ -162,6 +165,7 @@ def load(path: Path) -> dict[str, Any]:
         raise damaged from e
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise RunFolderError(f"checkpoint {path} was not written by ddppo")
+    # Bring an earlier version into the present form.
     if state.get("version") == 1:
         missing = "an earlier ddppo wrote it, without states of environments"
         return state | {"version": VERSION, "environments": {"missing": missing}}

@@ -87,6 +87,7 @@ def drop_after(path: Path, iteration: int) -> int:
     """
     if not path.exists():
         return 0
+    # Sort the lines into kept and dropped ones; a fragment at the end is in neither.
     kept: list[str] = []
     dropped: list[str] = []
     for text, line in _complete_lines(path):
@@ -123,6 +124,7 @@ def _superseded(path: Path) -> Path:
 def read_reports(path: Path) -> Iterator[IterationReport]:
     """Yield the reports in metrics.jsonl, in order; null reads as NaN. Raises RunFolderError as `drop_after` does."""
     lines = (line for _, line in _complete_lines(path))
+    # The lines of an iteration follow each other, rank 0 first.
     for iteration, group in groupby(lines, key=lambda line: line["iteration"]):
         ranks: list[dict[str, float]] = []
         global_metrics: dict[str, float] = {}
@@ -142,6 +144,7 @@ def _complete_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each line that ends in a newline, as text and parsed."""
     with path.open(encoding="utf-8", errors="replace") as file:
         for number, text in enumerate(file, start=1):
+            # A kill may have cut the last line.
             if not text.endswith("\n"):
                 return
             try:

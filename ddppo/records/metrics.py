@@ -94,6 +94,7 @@ EVALUATION_METRICS: tuple[Metric, ...] = (
 # -- Rollouts and updates.
 
 
+# Training episodes, groups of grpo, statistics of the update, and what on_nonfinite did.
 LEARNING_METRICS: tuple[Metric, ...] = (
     Metric("rollout/local_steps", "steps", PER_RANK, "valid environment steps of this rank", "count"),
     Metric(
@@ -358,6 +359,7 @@ TOPOLOGY_METRICS: tuple[Metric, ...] = (
     ),
 )
 
+# Formulas of the times: records/timing.py.
 TIME_METRICS: tuple[Metric, ...] = (
     Metric("time/t_iter", "s", PER_RANK, "the whole iteration without evaluation", TIME),
     Metric("time/t_rollout", "s", PER_RANK, "choosing actions and stepping environments", TIME),
@@ -421,12 +423,14 @@ def plugin_metrics() -> tuple[Metric, ...]:
 
 def check_names(names: Iterable[str], *, per_rank: bool) -> None:
     """Raise KeyError, with near matches, for a name that the table does not list as per rank, or as global."""
+    # The common case first: the name is in the table, or begins with a prefix that is open.
     listed = PER_RANK_NAMES if per_rank else GLOBAL_NAMES
     for name in names:
         if name in listed or (name.startswith(_OPEN_PREFIXES) and not per_rank):
             continue
         if not per_rank and any(_matches(row, name) for row in plugin_metrics()):
             continue
+        # A mistake: either the wrong kind, or a name that is not listed.
         kind, other = ("per rank", "global") if per_rank else ("global", "per rank")
         if name in PER_RANK_NAMES | GLOBAL_NAMES:
             raise KeyError(f"metric {name} is {other} in the table of ddppo/records/metrics.py, not {kind}")
@@ -437,6 +441,7 @@ def check_names(names: Iterable[str], *, per_rank: bool) -> None:
 
 def _matches(row: Metric, name: str) -> bool:
     """Return whether a row describes the metric `name`; the row loss/<name> describes all that begin with loss/."""
+    # A row with <name> stands for a family of metrics.
     start, placeholder, _ = row.name.partition("<")
     return name.startswith(start) if placeholder else name == start
 
@@ -477,6 +482,7 @@ class IterationReport:
 
     def rank_mean(self, name: str) -> float | None:
         """Return the mean over ranks of a per-rank metric, or None if no rank has it."""
+        # Ranks of a topology need not all have a metric.
         values = [metrics[name] for metrics in self.rank_metrics if name in metrics]
         return sum(values) / len(values) if values else None
 

@@ -147,6 +147,7 @@ def rows_of_operators(events: Sequence[Any]) -> dict[str, list[Row]]:
     Phases are events too (record_function), and an event belongs to the phase during which it starts. The self time of
     a phase's own event is its time outside operators: Python code and environments.
     """
+    # Phases and operators, both in order of time.
     on_cpu = [e for e in events if e.device_type == torch.autograd.DeviceType.CPU]
     phases = sorted(
         (e for e in on_cpu if e.name in ("rollout", "learn")), key=lambda event: event.time_range.start
@@ -160,6 +161,7 @@ def rows_of_operators(events: Sequence[Any]) -> dict[str, list[Row]]:
         inside = current < len(phases) and phases[current].time_range.start <= event.time_range.start
         phase = phases[current].name if inside else _REST
         is_phase = event.name in ("rollout", "learn", _REST)
+        # Calls and seconds, summed by name within the phase.
         entry = sums[phase]["(Python, environments)" if is_phase else event.name]
         entry[0] += 1
         entry[1] += event.self_cpu_time_total / 1e6
@@ -194,6 +196,7 @@ def page(plain: Stage, operators: Stage, functions: Stage) -> str:
         "| phase | ms | share | traced | profiled |",
         "|---|---|---|---|---|",
     ]
+    # First the split of a plain iteration, with the slowdown under either profiler.
     seconds_by_phase = [_phases(stage) for stage in (plain, operators, functions)]
     whole = plain.seconds / plain.num_iterations
     for name, seconds in seconds_by_phase[0].items():
@@ -206,6 +209,7 @@ def page(plain: Stage, operators: Stage, functions: Stage) -> str:
         "",
         f"Collectives count in the phase that runs them. {TRACE} opens in chrome://tracing or Perfetto.",
     ]
+    # Then two tables for each phase.
     for name in seconds_by_phase[0]:
         lines += ["", f"## {name}"]
         for heading, stage in (("operator", operators), ("function", functions)):
@@ -222,6 +226,7 @@ def _phases(stage: Stage) -> dict[str, float]:
 def _table(heading: str, rows: Sequence[Row], num_iterations: int) -> list[str]:
     total = sum(row.self_s for row in rows) or 1.0
     lines = [f"| {heading} | calls per iteration | self ms | share of the phase |", "|---|---|---|---|"]
+    # An unescaped pipe in a name would end the cell.
     for row in rows[:_MAX_ROWS]:
         name = row.name.replace("|", "\\|")
         calls, own = row.calls / num_iterations, 1e3 * row.self_s / num_iterations

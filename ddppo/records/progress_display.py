@@ -69,6 +69,7 @@ def sparkline(values: Sequence[float], most: int = _SPARKLINE_WIDTH) -> str:
     Of more than `most` values, `most` are shown, evenly spaced, the last value among them. Equal values are a line in
     the middle. A value that is not finite is a blank.
     """
+    # Choose evenly spaced values, the last among them.
     if len(values) > most:
         values = [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
     finite = [value for value in values if math.isfinite(value)]
@@ -135,6 +136,7 @@ class ProgressLine:
         self._task_metrics = [name for name in names if name.split("/")[1] == names[0].split("/")[1]]
         for part in EXCLUSIVE_PARTS:
             self._parts[part] += report.rank_mean(f"time/{part}") or 0.0
+        # The number of ranks changes when a run goes on with fewer.
         if len(self._busy) != len(report.rank_metrics):
             self._busy = [0.0] * len(report.rank_metrics)
         for rank, metrics in enumerate(report.rank_metrics):
@@ -185,6 +187,7 @@ class ProgressLine:
         """Return the slowest rank, by its rollout and update time against the mean rank, and the run's memory."""
         words = []
         if len(self._busy) > 1 and sum(self._busy) > 0:
+            # How much longer than the mean rank.
             slowest = self._busy.index(max(self._busy))
             above = self._busy[slowest] * len(self._busy) / sum(self._busy) - 1
             words.append(f"slowest rank {slowest} (+{100 * above:.0f}%)")
@@ -325,6 +328,7 @@ class FrameDisplay(_ThrottledDisplay):
 
 def _frame(p: ProgressLine, console: Console) -> Group:
     """Return a bar and the numbers, in lines no wider than the console."""
+    # Sparklines need Unicode.
     width, draws = console.width, console.encoding.lower().startswith("utf")
     done = min(p.env_steps, p.total_steps)
     position = [p.percent(), p.steps(), f"ETA {p.eta()}"]
@@ -332,6 +336,7 @@ def _frame(p: ProgressLine, console: Console) -> Group:
     bar = ProgressBar(total=p.total_steps, completed=done, width=min(width, _BAR_WIDTH))
     first = Table.grid(padding=(0, 2))
     first.add_row(bar, *([Text("  ".join(position), style="bold")] if fits_beside else []))
+    # Each kind of words is wrapped by itself, so that no number is broken.
     shown: list[RenderableType] = [first]
     if not fits_beside:
         shown += [Text(line, style="bold") for line in in_lines(position, width)]
@@ -344,6 +349,7 @@ def _frame(p: ProgressLine, console: Console) -> Group:
 
 def make_display(kind: str, total_steps: int, *, console: Console | None = None) -> Display:
     """Return the display for log.progress=`kind`; auto is rich on a terminal and plain elsewhere."""
+    # A notebook started this process and shows frames itself.
     if kind in ("auto", "rich") and console is None and FRAMES in os.environ:
         return FrameDisplay(total_steps, int(os.environ[FRAMES]))
     console = console or Console()

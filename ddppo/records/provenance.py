@@ -130,11 +130,13 @@ def merge_machines(descriptions: list[dict[str, Any]]) -> list[dict[str, Any]]:
     machine. `cores` counts the cores that any of its ranks may use, because a scheduler may have bound each rank to
     cores of its own, within the container's quota.
     """
+    # Group the ranks by machine.
     ranks_of: dict[int, list[int]] = {}
     for rank, description in enumerate(descriptions):
         ranks_of.setdefault(description["number"], []).append(rank)
     machines = []
     for ranks in ranks_of.values():
+        # Cores of all its ranks together, at most the quota.
         cores, quota, first = 0, 0.0, descriptions[ranks[0]]
         for description in (descriptions[rank] for rank in ranks):
             cores |= int(description["cores"], 16)

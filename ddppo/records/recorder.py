@@ -363,6 +363,7 @@ class TaskJournal:
     def _check_metrics(self, metrics: dict[str, float]) -> None:
         if not isinstance(metrics, dict):
             raise self._wrong(f"{metrics!r:.60} from note()", "it must be a dict of numbers, {} for none")
+        # Every metric must be listed, with unit and meaning, in the journal's own table.
         listed = self._journal.metrics
         for name, value in metrics.items():
             if name not in listed and name.partition("/")[0] not in listed:

@@ -162,6 +162,7 @@ class RunFolder:
         if path.exists():
             if path.read_text() == text:
                 return
+            # Keep the earlier settings, unless only `resume` differs.
             if not self._differs_in_resume_alone(config):
                 keep_copy(path)
         write_text(path, text)
@@ -195,6 +196,7 @@ def with_restarts(folder: RunFolder, config: Config, run: Callable[[Config], _T]
         except RankLost as e:
             if config.dist.on_lost == "stop":
                 raise
+            # Count, and give up after too many.
             number = folder.num_restarts - before + 1  # restarts of single ranks count too
             if number > most:
                 raise RankLost(f"{e}. That was after dist.max_restarts={most} restarts") from None
@@ -203,6 +205,7 @@ def with_restarts(folder: RunFolder, config: Config, run: Callable[[Config], _T]
             goes_on = (
                 f"going on from iteration {last}" if last else "beginning anew, for there is no checkpoint"
             )
+            # The second loss since the same checkpoint: try with fewer ranks.
             if resumed_from == last and (smaller := on_fewer_ranks(config)) is not None:
                 config = folder.begin(smaller)
                 goes_on += f", on {config.dist.world_size} ranks"
@@ -220,6 +223,7 @@ def on_fewer_ranks(config: Config) -> Config | None:
     for world_size in range(dist.world_size - 1, (dist.min_workers or dist.world_size) - 1, -1):
         smaller = replace(config, dist=replace(dist, world_size=world_size))
         with suppress(ConfigError):
+            # Fewer ranks must not change the batch, or the run would learn something else.
             found = validate(smaller)
             if (found.num_envs, found.batch_size) == (sizes.num_envs, sizes.batch_size):
                 return smaller
@@ -245,6 +249,7 @@ def held(folder: Path, *, patience_s: float = 0.0) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("a+")
     with lock as file:
+        # Try until the lock is free or the time is over.
         while not _take(file, folder):
             if time.monotonic() >= end:
                 raise RunFolderError(f"{folder} is in use by another process: let that end first")

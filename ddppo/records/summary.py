@@ -82,6 +82,7 @@ class SummaryBuilder:
         describe the present world size.
         """
         for report in reports:
+            # A resumed run warms up again.
             if report.resumed:
                 self._warmup_left = self._num_warmup
             if len(report.rank_metrics) == self._shape.world_size:
@@ -94,6 +95,7 @@ class SummaryBuilder:
         """Add an iteration to the means, or to the warm-up if that is not over."""
         if self._warmup_left > 0:
             self._warmup_left -= 1
+            # Extend the current stretch of warm-up, or begin a new one.
             if self._ranges and self._ranges[-1][1] == report.iteration - 1:
                 self._ranges[-1][1] = report.iteration
             else:
@@ -131,6 +133,7 @@ class SummaryBuilder:
         all_warm = self._measured.count == 0
         measured = self._warmup if all_warm else self._measured
         last, shape = self._last, self._shape
+        # Times with a distribution over iterations; the others are means.
         waits = [name for name in WAIT_NAMES if name in measured.rank_means]
         time = {_leaf(name): spread(measured.rank_means[name]) for name in (*TIME_NAMES, *waits)}
         t_iter = time["t_iter"]["mean"]
@@ -191,10 +194,12 @@ class _Measurements:
 
     def add(self, report: IterationReport, previous: IterationReport | None) -> None:
         self.count += 1
+        # Times: one number for each iteration.
         for name in (*TIME_NAMES, *WAIT_NAMES):
             mean = report.rank_mean(name)
             if mean is not None:
                 self.rank_means[name].append(mean)
+        # Everything else: a sum for each rank.
         for rank, metrics in enumerate(report.rank_metrics):
             if rank == len(self._rank_sums):
                 self._rank_sums.append(defaultdict(float))

@@ -107,6 +107,7 @@ class TensorBoardWriter:
         self._writer = SummaryWriter(str(folder), flush_secs=1, max_queue=100)
         self._world_size = world_size
         self._env_steps = resumed_at_steps or 0
+        # Custom scalars: pages of charts.
         pages = {
             page: {name: ["Multiline", tags] for name, tags in charts.items()}
             for page, charts in LAYOUT.items()
@@ -154,6 +155,7 @@ class TensorBoardWriter:
 
 def hyperparameters(config: Config) -> dict[str, str | float]:
     """Return the settings that may explain a result, flat ("ppo.gamma"), for TensorBoard's HPARAMS tab."""
+    # Sections that may explain a result; the rest is about records and places.
     explain = ("env", "model", "ppo", "dist", "scaling", "seed", "device", "dtype")
     flat: dict[str, Any] = {}
     for key, value in asdict(config).items():
@@ -186,6 +188,7 @@ def _add_scalars(writer: Any, scalars: Mapping[str, float], step: int) -> None:
     """Write scalars as one event, which is far cheaper than SummaryWriter.add_scalar for each."""
     from torch.utils.tensorboard.summary import Summary
 
+    # One protocol-buffer message for all scalars of a step.
     values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
     _add_summary(writer, Summary(value=values), step)
 

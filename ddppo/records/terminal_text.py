@@ -25,6 +25,7 @@ def header(config: Config, shape: BatchShape, derived: Mapping[str, Any], width:
 
     derived: facts that only the process knows (num_parameters, device, ...), each a row of its own.
     """
+    # Numbers of environments, of samples and of optimizer steps, each with its formula.
     s, total = shape, config.ppo.total_steps
     num_updates = s.num_minibatches * s.num_epochs
     all_step = s.num_stepping in (0, s.world_size)
@@ -49,6 +50,7 @@ def header(config: Config, shape: BatchShape, derived: Mapping[str, Any], width:
             f"epochs = {num_updates} per iteration",
         ),
     ]
+    # Facts that only the process knows: parameters, device, threads, machines, folder.
     for name, value in derived.items():
         if name in ("roles", "whole_episodes"):  # shown in the rows above
             continue
@@ -121,6 +123,7 @@ def closing(summary: Mapping[str, Any], run_dir: Path, width: int | None = None)
 
 def _time_by_role(ranks: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Return the time split of each role's ranks, if there are several roles, and the lag of async rollouts."""
+    # Times of the ranks, grouped by role.
     roles: dict[str, list[Mapping[str, float]]] = {}
     for rank in ranks:
         roles.setdefault(rank.get("role", ""), []).append(rank.get("time", {}))
@@ -164,6 +167,7 @@ def _columns(
     rows: Sequence[tuple[str, str]], width: int | None = None, whole: Sequence[tuple[str, str]] = ()
 ) -> str:
     """Return labels and texts in two columns, wrapped to `width`; the rows of `whole` are not wrapped."""
+    # Labels are as wide as the longest; texts begin in the same column.
     indent = 2 + max(len(label) for label, _ in (*rows, *whole))
     lines = []
     for label, text in rows:

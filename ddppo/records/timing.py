@@ -122,6 +122,7 @@ class IterationClock:
         origin = 0.0
         if not self.groups[0].clocks_shared:
             origin = next((r.end for r in records if r.is_barrier), 0.0)
+        # Waits outside collectives, by role.
         waits: dict[str, float] = {}
         for wait in (wait for group in self.groups for wait in group.waits):
             waits[wait.role] = waits.get(wait.role, 0.0) + wait.end - wait.start

@@ -145,6 +145,7 @@ class WandbTracker:
             # The terminal belongs to the progress display.
             settings=wandb.Settings(console="off", silent=True),
         )
+        # All charts over env_steps.
         self._run.define_metric("env_steps")
         self._run.define_metric("*", step_metric="env_steps")
 
@@ -208,6 +209,7 @@ class MlflowTracker:
     def write(self, report: IterationReport) -> None:
         if report.env_steps <= self.last_step:
             return
+        # Collect, and write every few seconds.
         self._append({_CLOCK: report.wall_s, **report.scalars()}, report.env_steps)
         is_due = time.monotonic() - self._written_at > _WRITE_INTERVAL_S
         if is_due or len(self._pending) >= _MAX_METRICS:

@@ -89,6 +89,7 @@ class UserMetrics:
         local: LocalSums = {}
         if collected.rollout is not None:
             local = self._call_functions(MetricInput(iteration, collected.rollout, collected.episodes))
+        # JSON, because names and their number may differ between ranks. Nothing is unpickled.
         content = json.dumps(local).encode() if local else b""
         contents, _ = gather_bytes(self._group, content)
         return reduce_sums([json.loads(content) if content else {} for content in contents])
@@ -135,6 +136,7 @@ def reduce_sums(ranks: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     names = dict.fromkeys(name for rank in ranks for name in rank)  # in the order of first appearance
     reduced: dict[str, float] = {}
     for name in names:
+        # Only ranks that returned the metric count.
         values = [rank[name] for rank in ranks if name in rank]
         pairs = [value for value in values if isinstance(value, list)]
         if not pairs:

@@ -132,6 +132,7 @@ def _described(
         "action_space": str(policy.action_space),
         "spaces": found.spec.spaces,
         **({} if missions is None else {"missions": missions.sentences}),
+        # The interface of the file.
         "inputs": [
             {"name": name, "dtype": dtype.name, "shape": ["n", *shape]}
             for name, (dtype, shape) in inputs.items()

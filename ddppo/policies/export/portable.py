@@ -72,6 +72,7 @@ class Portable(nn.Module):
             is_choice = isinstance(space, (Discrete, MultiDiscrete))
             name = ".".join(("obs", path_name(path))) if path else "obs"
             self.parts.append(Input(name, path, space, np.dtype(np.int64 if is_choice else leaf.dtype)))
+        # Statistics of the normaliser become buffers of the module.
         moments = offsets = [None] * len(specs)
         if policy.normalizer is not None:
             moments, offsets = leaves(policy.normalizer.mean_and_scale), leaves(policy.normalizer.offsets)
@@ -156,6 +157,7 @@ class _Encoder(nn.Module):
         elif isinstance(space, MultiDiscrete):
             self.sizes = [int(n) for n in space.nvec.reshape(-1)]
             self.register_buffer("first", torch.from_numpy(space.start.reshape(-1).astype(np.int64)))
+        # Buffers only for what this array needs: exporters store them all.
         self.is_normalized, self.is_offset = mean_and_scale is not None, offset is not None
         if offset is not None:
             self.register_buffer("offset", offset.clone())
@@ -194,6 +196,7 @@ class _Decoder(nn.Module):
             self.register_buffer("low", torch.tensor(0))
 
     def forward(self, actions: torch.Tensor) -> torch.Tensor:
+        # Choices begin at the space's start; numbers are clipped to its bounds.
         if not self.is_box:
             return (actions + self.low).reshape(-1, *self.shape).to(self.dtype)
         actions = actions.reshape(-1, *self.shape).clamp(self.low, self.high)
