@@ -91,7 +91,7 @@ class Topologies:
 
     name: str  # of task and rule
     found: SideBySide
-    said: list[str]  # sentences
+    sentences: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,12 +199,12 @@ def _side_by_side(done: list[StudyReport]) -> list[Topologies]:
     compared = []
     for name, group in groups.items():
         if found := side_by_side([each.study for each in group]):
-            said = topologies.compared(found, [each.ahead for each in group])
+            sentences = topologies.compared(found, [each.ahead for each in group])
             # A difference in other settings may be the cause: name it.
             first, *others = (each.study.runs[0] for each in group)
             apart = [f"{run.topology} has {text}" for run in others if (text := differing(run, first))]
-            said += [f"They differ in more than the topology: {'; '.join(apart)}."] if apart else []
-            compared.append(Topologies(name, found, said))
+            sentences += [f"They differ in more than the topology: {'; '.join(apart)}."] if apart else []
+            compared.append(Topologies(name, found, sentences))
     return compared
 
 
@@ -232,8 +232,8 @@ def _study_report(options: ReportOptions, reading: Reading) -> StudyReport:
     )
     # Explain in sentences, for a few W only.
     why = explained(study, accounts, _worth_explaining(study, accounts, ahead, options.efficiency_floor))
-    said = [*reading.remarks, *remarks, *_remarks(study)]
-    return StudyReport(study, accounts, verdict, why, ahead, said)
+    all_remarks = [*reading.remarks, *remarks, *_remarks(study)]
+    return StudyReport(study, accounts, verdict, why, ahead, all_remarks)
 
 
 def _worth_explaining(
@@ -243,8 +243,8 @@ def _worth_explaining(
     chosen = ahead.recommendation and ahead.recommendation.chosen
     below = [row.world_size for row in study.rows if row.efficiency.median < efficiency_floor]
     # A W without an account cannot be explained; at least the largest W is tried.
-    asked = {study.world_sizes[-1], *below[:1], *([chosen.world_size] if chosen else [])}
-    return sorted(asked & {account.world_size for account in accounts}) or study.world_sizes[-1:]
+    wanted = {study.world_sizes[-1], *below[:1], *([chosen.world_size] if chosen else [])}
+    return sorted(wanted & {account.world_size for account in accounts}) or study.world_sizes[-1:]
 
 
 def _remarks(study: Study) -> list[str]:

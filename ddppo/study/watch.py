@@ -267,8 +267,12 @@ def watch(options: ReportOptions, say: Callable[[str], None]) -> tuple[Report, P
             time.sleep(_INTERVAL_S)
     # Ctrl-C leaves a page without automatic reload.
     except KeyboardInterrupt:
-        said = f"Watched until {_clock(time.time())}. The sweep may have gone on: make the report again to see more."
-        files.write(report, folder, Live([said]))
+        now_text = f"Watched until {_clock(time.time())}."
+        files.write(
+            report,
+            folder,
+            Live([f"{now_text} The sweep may have gone on: make the report again to see more."]),
+        )
         return report, folder
     return files.make_report(options)
 

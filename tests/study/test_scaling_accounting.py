@@ -298,7 +298,7 @@ def test_a_learner_among_actors_is_not_slow_for_learning():
         )
     )
     assert study(runs).row(4).slow_ranks == ()
-    with pytest.raises(ConfigError, match="not of other topologies"):
+    with pytest.raises(ConfigError, match="not other topologies"):
         fit(runs)
 
 

@@ -134,26 +134,26 @@ def test_a_seed_that_never_gets_there_is_slower_than_all_that_do_and_leaves_no_i
     found = side([ddp(0, math.inf), ddp(1, math.inf), ddp(2, 2.0)], SEEDS[1])
     assert found.best.study.topology == "sync_actors"
     assert found.behind[0].times.median == math.inf
-    said = report([ddp(0, math.inf), ddp(1, math.inf), ddp(2, 2.0)], SEEDS[1]).topologies[0].said
+    said = report([ddp(0, math.inf), ddp(1, math.inf), ddp(2, 2.0)], SEEDS[1]).topologies[0].sentences
     assert said[1].startswith("ddp at W=2 reached it in 1 of 3 seeds: later, or never.")
 
 
 def test_seeds_where_one_of_two_never_got_there_count_and_are_told():
     found = side([ddp(0, 4.0), ddp(1, 9.0), ddp(2, math.inf)], SEEDS[1]).behind[0]
     assert found.times.values == (2.0, 1.5, math.inf)
-    said = report([ddp(0, 4.0), ddp(1, 9.0), ddp(2, math.inf)], SEEDS[1]).topologies[0].said
+    said = report([ddp(0, 4.0), ddp(1, 9.0), ddp(2, math.inf)], SEEDS[1]).topologies[0].sentences
     assert said[1].startswith(
         "ddp at W=2 takes 2 times as long (1.5 to 2 over 2 seeds, only it never reached the target in 1 seed)"
     )
     best = [sync_actors(0, 2.0), sync_actors(1, math.inf), sync_actors(2, 3.0)]
-    said = report(SEEDS[0], best).topologies[0].said
+    said = report(SEEDS[0], best).topologies[0].sentences
     assert said[1].startswith(
         "ddp at W=2 takes 2 times as long (2 to 6.67 over 2 seeds, only it reached the target in 1 seed)"
     )
 
 
 def test_it_is_said_what_another_would_have_to_lose_of_what_it_is_measured_to_spend():
-    said = " ".join(report(*SEEDS).topologies[0].said)
+    said = " ".join(report(*SEEDS).topologies[0].sentences)
     assert "sync_actors at W=3 reaches a return of 50 first here: 6 s, median of 3 seeds." in said
     assert (
         "ddp at W=2 takes 1.5 times as long (95 % interval 0.862 to 2.8 over 3 seeds, so the order is not certain)"
@@ -178,7 +178,7 @@ def test_where_more_steps_are_needed_rather_than_longer_ones_that_is_said():
     said = report(
         [ddp(0, 0.0, evaluations=late, **unknown)], [sync_actors(0, 0.0, evaluations=soon, **unknown)]
     )
-    behind = said.topologies[0].said[1]
+    behind = said.topologies[0].sentences[1]
     assert "takes 2.4 times as long (2.4 to 2.4 over 1 seed, too few for an interval)" in behind
     assert "and 3 times the environment steps" in behind
     assert behind.endswith("It needs more environment steps; a step takes 0.8 times as long.")
@@ -186,7 +186,7 @@ def test_where_more_steps_are_needed_rather_than_longer_ones_that_is_said():
 
 def test_settings_that_differ_besides_the_topology_are_said():
     other = {"ppo": {"learning_rate": 0.1}}
-    said = report([ddp(0, 1.0)], [sync_actors(0, 2.0, config=other)]).topologies[0].said
+    said = report([ddp(0, 1.0)], [sync_actors(0, 2.0, config=other)]).topologies[0].sentences
     expected = "sync_actors has ppo.learning_rate=0.1 (ddp: unset)"
     assert said[-1] == f"They differ in more than the topology: {expected}."
 
@@ -223,7 +223,7 @@ def test_the_law_of_actors_is_held_out_and_predicts_many():
         for w in (2, 3, 5)
         for seed in range(3)
     ]
-    said = report([ddp(seed, math.inf) for seed in range(3)], runs).topologies[0].said
+    said = report([ddp(seed, math.inf) for seed in range(3)], runs).topologies[0].sentences
     assert "sync_actors 7,7" in said[-1]  # 31,000 / 4 of seed 0
     assert "W=5, held out, is missed by" in said[-1]
 

@@ -94,7 +94,7 @@ def returns_agree(study: Study, *, relative: float, absolute: float | None = Non
     reference = sum(base) / len(base)
     tolerance = relative * abs(reference) if absolute is None else absolute
     # Sort the differences by how they lie to the tolerance. The worst kind decides.
-    said: dict[str, list[str]] = defaultdict(list)
+    differences: dict[str, list[str]] = defaultdict(list)
     for w, values in others.items():
         apart = sum(values) / len(values) - reference
         low, high = difference(values, base, 1 - (1 - CONFIDENCE) / len(others))
@@ -103,7 +103,7 @@ def returns_agree(study: Study, *, relative: float, absolute: float | None = Non
         kind = "outside" if outside else "beyond" if abs(apart) > tolerance else "within"
         kind = "reaching" if kind == "within" and (low < -tolerance or high > tolerance) else kind
         seeds = "" if math.isnan(low) else f" [{low:+.3g}, {high:+.3g}]"
-        said[kind if seeds else "alone"].append(f"R_{w} - R_{study.baseline} = {apart:+.3g}{seeds}")
+        differences[kind if seeds else "alone"].append(f"R_{w} - R_{study.baseline} = {apart:+.3g}{seeds}")
     allowed = f"tolerance {tolerance:.3g} around R_{study.baseline} = {reference:.4g}"
     hint = "" if tolerance else "; give return_tolerance_abs, 5 % of 0 is 0"
     endings = {  # the worst first
@@ -113,8 +113,8 @@ def returns_agree(study: Study, *, relative: float, absolute: float | None = Non
         "reaching": (PASS, f"{allowed}, though the interval reaches beyond it"),
         "within": (PASS, f"within the {allowed}"),
     }
-    kind, (result, ending) = next(item for item in endings.items() if item[0] in said)
-    return Criterion(name, result, f"{'; '.join(said[kind])}, {ending}")
+    kind, (result, ending) = next(item for item in endings.items() if item[0] in differences)
+    return Criterion(name, result, f"{'; '.join(differences[kind])}, {ending}")
 
 
 def loss_explained(study: Study, found: list[Account], *, tolerance: float) -> Criterion:

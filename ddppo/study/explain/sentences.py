@@ -68,15 +68,15 @@ def stalls(study: Study) -> list[str]:
 
 
 def _without_account(study: Study, world_size: int) -> Explained:
-    said = f"W={world_size} is the baseline: the other W are compared with it."
+    sentence = f"W={world_size} is the baseline: the other W are compared with it."
     if len(study.rows) == 1:
-        said = f"Only W={study.baseline} was measured: there is nothing to compare it with."
+        sentence = f"Only W={study.baseline} was measured: there is nothing to compare it with."
     elif not all(run.ranks_are_in_step for run in study.runs):
-        said = "Ranks at their own pace share no iteration, so that the loss has no causes by part."
+        sentence = "Ranks at their own pace share no iteration, so that the loss has no causes by part."
     elif world_size != study.baseline:
         where = f"at W={world_size} or at W={study.baseline} (no t_comm, t_sync, ...)"
-        said = f"The runs do not record where their time went {where}, so the loss cannot be explained."
-    return Explained(world_size, (said,))
+        sentence = f"The runs do not record where their time went {where}, so the loss cannot be explained."
+    return Explained(world_size, (sentence,))
 
 
 def _explained(study: Study, account: Account, *, first: bool) -> Explained:
@@ -85,29 +85,29 @@ def _explained(study: Study, account: Account, *, first: bool) -> Explained:
     row, base, main = study.row(account.world_size), study.rows[0], account.main
     share = account.shares[main]
     against = "" if base.world_size == 1 else f" (against W={base.world_size}; W=1 is missing)"
-    said = [_setting(study)] if first else []
+    sentences = [_setting(study)] if first else []
     # 1. Measured against ideal.
     took, ideal = (duration(account.wall_per_iter * part) for part in (1, account.efficiency))
-    said.append(
+    sentences.append(
         f"At W={row.world_size} an iteration takes {took} where {ideal} would be ideal: efficiency "
         f"{percent(account.efficiency)}{against}."
     )
     # Nothing is lost: no cause, no remedy.
     if account.loss < NEGLIGIBLE_LOSS:
         gain = "more than ideal" if account.loss < 0 else "next to nothing is lost"
-        return Explained(row.world_size, (*said, f"There is nothing to explain: {gain}."))
+        return Explained(row.world_size, (*sentences, f"There is nothing to explain: {gain}."))
     # 2. The main cause, then the others.
     to = f"{_described(main, row, study)}{_over_seeds(account.by_seed[main])}"
     seconds = duration(share * account.wall_per_iter)
-    said.append(f"{percent(share)} of the iteration ({seconds}) goes to {to}.")
-    said += _others(account, study.rule)
+    sentences.append(f"{percent(share)} of the iteration ({seconds}) goes to {to}.")
+    sentences += _others(account, study.rule)
     # 3. Efficiency without the main cause. Other causes overlap (threads that take turns on a core show as waiting, for
     # example), so that removing one would change another.
     cured = account.efficiency / max(1 - share, 1e-9)
     if main in ("slow", "communication") and row.oversubscription <= base.oversubscription and cured < 1.05:
-        said.append(f"With that gone, efficiency would be about {percent(cured)}.")
-    said += _unknown(account, row)
-    return Explained(row.world_size, tuple(said), main, f"Remedy: {_remedy(main, row, study)}.")
+        sentences.append(f"With that gone, efficiency would be about {percent(cured)}.")
+    sentences += _unknown(account, row)
+    return Explained(row.world_size, tuple(sentences), main, f"Remedy: {_remedy(main, row, study)}.")
 
 
 def _setting(study: Study) -> str:
@@ -132,24 +132,24 @@ def _others(account: Account, rule: str) -> list[str]:
     ordered = sorted(account.shares.items(), key=lambda item: -abs(item[1]))
     lost = [f"{cause_name(c, rule)} {percent(s)}" for c, s in ordered if c != account.main and s >= least]
     gained = [f"{CAUSES[c]} {percent(-s)}" for c, s in ordered if s <= -least]
-    said = [f"Then: {', '.join(lost)}."] if lost else []
-    return said + ([f"Less than ideal, a gain: {', '.join(gained)}."] if gained else [])
+    sentences = [f"Then: {', '.join(lost)}."] if lost else []
+    return sentences + ([f"Less than ideal, a gain: {', '.join(gained)}."] if gained else [])
 
 
 def _unknown(account: Account, row: SpeedupRow) -> list[str]:
     """Return what the account does not know: the share of crowded cores, and parts that are not recorded."""
-    said = []
+    sentences = []
     if account.cores_between is not None:
         low, high = account.cores_between
-        said.append(
+        sentences.append(
             f"{row.world_size * row.threads} compute threads share {row.cores} cores, and no W above 1 with a core for "
             "each was measured: the cost of the parts and the cost of taking turns cannot be told apart, and the "
             f"cores may take from {percent(low)} to {percent(high)} of the iteration."
         )
     if account.missing:
         parts = ", ".join(account.missing)
-        said.append(f"The runs do not record {parts}: that time is in the unexplained rest.")
-    return said
+        sentences.append(f"The runs do not record {parts}: that time is in the unexplained rest.")
+    return sentences
 
 
 def _described(cause: str, row: SpeedupRow, study: Study) -> str:
@@ -216,16 +216,20 @@ def _remedy(cause: str, row: SpeedupRow, study: Study) -> str:
         what = "its environments" if phases == {"t_rollout"} else "its cores and memory"
         return f"find what slows {where} (other programs, {what}), or go without"
     # The general remedy of a cause, with numbers if there are any.
-    said = _REMEDIES.get(cause) or _REMEDIES[f"{cause} {study.rule}"]
+    remedy = _REMEDIES.get(cause) or _REMEDIES[f"{cause} {study.rule}"]
     if cause == "acting" and row.num_envs and study.rule == "strong":
-        return f"{said}, at W={row.world_size} {row.num_envs // row.world_size} of {row.num_envs}"
+        return f"{remedy}, at W={row.world_size} {row.num_envs // row.world_size} of {row.num_envs}"
     if cause == "learning" and row.threads < first.threads:
-        return f"{said}; and a worker has {row.threads} compute threads, at W={first.world_size} it had {first.threads}"
+        threads = (
+            f"a worker has {row.threads} compute threads, at W={first.world_size} it had {first.threads}"
+        )
+        return f"{remedy}; and {threads}"
     # With crowded cores fewer workers may be as fast.
     best = max((r for r in study.rows if r.world_size < row.world_size), key=lambda r: r.fps.median)
     if cause == "cores" and best.fps.median >= row.fps.median:
-        return f"{said}, or fewer workers: W={best.world_size} is {best.fps.median / row.fps.median:.2g} times as fast"
-    return said
+        faster = f"W={best.world_size} is {best.fps.median / row.fps.median:.2g} times as fast"
+        return f"{remedy}, or fewer workers: {faster}"
+    return remedy
 
 
 def _cheaper(run: Run) -> str:

@@ -18,8 +18,11 @@ _ROLE_NAMES = {"learner": "the learner", "actor": "actors", "observer": "observe
 
 def compared(found: SideBySide, outlooks: Sequence[Outlook]) -> list[str]:
     """Return the sentences of the comparison. outlooks: of the topologies, in the order of their sides."""
-    said = [_fastest(found), *(f"{_behind(each, found)} {_to_win(each)}".strip() for each in found.behind)]
-    return [*said, *_weakness(found), *_crowded(found), _ahead(found, outlooks)]
+    sentences = [
+        _fastest(found),
+        *(f"{_behind(each, found)} {_to_win(each)}".strip() for each in found.behind),
+    ]
+    return [*sentences, *_weakness(found), *_crowded(found), _ahead(found, outlooks)]
 
 
 def _fastest(found: SideBySide) -> str:
@@ -45,8 +48,8 @@ def _behind(each: Behind, found: SideBySide) -> str:
     if len(both) < times.count:
         # Seeds in which one of the two never reached the target have the ratio inf or 0.
         one_alone = {"only it never reached the target": math.inf, "only it reached the target": 0.0}
-        counts = {said: times.values.count(ratio) for said, ratio in one_alone.items()}
-        sure += "".join(f", {said} in {_seeds(count)}" for said, count in counts.items() if count)
+        counts = {text: times.values.count(ratio) for text, ratio in one_alone.items()}
+        sure += "".join(f", {text} in {_seeds(count)}" for text, count in counts.items() if count)
     elif not math.isfinite(times.low):
         sure += ", too few for an interval"
     else:
@@ -126,7 +129,7 @@ def _crowded(found: SideBySide) -> list[str]:
 
 def _ahead(found: SideBySide, outlooks: Sequence[Outlook]) -> str:
     """Return the predictions of the topologies' own studies for many workers, and the topologies without one."""
-    said, few = [], []
+    predictions, few = [], []
     names = dict.fromkeys(side.study.topology for side in found.sides)
     for topology, outlook in zip(names, outlooks, strict=True):
         predicted = next((p for p in outlook.as_measured if p.world_size == AHEAD), None)
@@ -137,15 +140,15 @@ def _ahead(found: SideBySide, outlooks: Sequence[Outlook]) -> str:
         check = outlook.checks[-1]
         off = f"W={check.world_size}, held out, is missed by {100 * check.error:+.0f} %"
         if not check.within:
-            said.append(f"not {topology} ({off})")
+            predictions.append(f"not {topology} ({off})")
         elif predicted is None:
-            said.append(f"not {topology}, whose environments do not divide among so many")
+            predictions.append(f"not {topology}, whose environments do not divide among so many")
         else:
             between = f"{whole(predicted.fps_low)} to {whole(predicted.fps_high)}"
-            said.append(f"{topology} {whole(predicted.fps)} steps/s ({between}; {off})")
-    said += [f"not {', '.join(few)}, measured at fewer than three W"] if few else []
+            predictions.append(f"{topology} {whole(predicted.fps)} steps/s ({between}; {off})")
+    predictions += [f"not {', '.join(few)}, measured at fewer than three W"] if few else []
     law = "by the model of ddp, or for another topology by a law of W that does not know environments"
-    return f"Predicted at W={AHEAD}, {law}: {'; '.join(said)}."
+    return f"Predicted at W={AHEAD}, {law}: {'; '.join(predictions)}."
 
 
 def _seeds(number: int) -> str:

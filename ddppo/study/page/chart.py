@@ -114,13 +114,13 @@ class Chart:
 
         self._add(xs, ys, draw, label, f'<path {kind} d="M-9 0H9"/>')
 
-    def dots(self, xs: Values, ys: Values, colour: str, said: Sequence[str], label: str = "") -> None:
-        """Draw points; `said` are the texts under the mouse pointer."""
-        self._points("dot", 4, (xs, ys, said), colour, label)
+    def dots(self, xs: Values, ys: Values, colour: str, texts: Sequence[str], label: str = "") -> None:
+        """Draw points; `texts` are those under the mouse pointer."""
+        self._points("dot", 4, (xs, ys, texts), colour, label)
 
-    def seeds(self, xs: Values, ys: Values, colour: str, said: Sequence[str], label: str = "") -> None:
+    def seeds(self, xs: Values, ys: Values, colour: str, texts: Sequence[str], label: str = "") -> None:
         """Draw small points, for single seeds or ranks."""
-        self._points("seed", 2.6, (xs, ys, said), colour, label)
+        self._points("seed", 2.6, (xs, ys, texts), colour, label)
 
     def _points(
         self,
@@ -134,7 +134,9 @@ class Chart:
 
         def draw(x: _Place, y: _Place) -> str:
             shown = [(x(a), y(b), text) for a, b, text in zip(*points, strict=True) if math.isfinite(b)]
-            return "".join(f'<circle {mark} cx="{a}" cy="{b}">{_said(text)}</circle>' for a, b, text in shown)
+            return "".join(
+                f'<circle {mark} cx="{a}" cy="{b}">{_tooltip(text)}</circle>' for a, b, text in shown
+            )
 
         self._add(points[0], points[1], draw, label, f"<circle {mark}/>")
 
@@ -161,13 +163,13 @@ class Chart:
         if math.isfinite(low) and math.isfinite(high):
             self._add([at, at], [low, high], draw)
 
-    def bar(self, at: float, low: float, high: float, colour: str, said: str, label: str = "") -> None:
+    def bar(self, at: float, low: float, high: float, colour: str, text: str, label: str = "") -> None:
         """Draw a bar from `low` to `high`."""
 
         def draw(x: _Place, y: _Place) -> str:
             left, top, width = x(at - _BAR), min(y(low), y(high)), x(at + _BAR) - x(at - _BAR)
             size = f'width="{width:.1f}" height="{abs(y(high) - y(low)):.1f}"'
-            return f'<rect class="bar {colour}" x="{left}" y="{top}" {size}>{_said(said)}</rect>'
+            return f'<rect class="bar {colour}" x="{left}" y="{top}" {size}>{_tooltip(text)}</rect>'
 
         # In the legend: a small square.
         swatch = f'<rect class="bar {colour}" x="-6" y="-6" width="12" height="12"/>'
@@ -245,5 +247,5 @@ def _short(number: float) -> str:
     return f"{number:.6g}"
 
 
-def _said(text: str) -> str:
+def _tooltip(text: str) -> str:
     return f"<title>{escape(text)}</title>"

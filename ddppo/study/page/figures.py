@@ -133,8 +133,8 @@ def _measured(
     for w, value in zip(study.world_sizes, values, strict=True):
         chart.whisker(w, value.low, value.high, "blue")
     fps = {(run.world_size, run.seed): run.fps for run in study.runs}
-    said = [f"W={w}, seed {s}: {what} = {v:.3g} ({fps[w, s]:,.0f} steps/s)" for (w, s), v in seeds.items()]
-    chart.seeds([w for w, _ in seeds], list(seeds.values()), "blue", said)
+    texts = [f"W={w}, seed {s}: {what} = {v:.3g} ({fps[w, s]:,.0f} steps/s)" for (w, s), v in seeds.items()]
+    chart.seeds([w for w, _ in seeds], list(seeds.values()), "blue", texts)
 
 
 def _loss(study: Study, accounts: Sequence[Account]) -> Chart:
@@ -155,12 +155,12 @@ def _loss(study: Study, accounts: Sequence[Account]) -> Chart:
             start, end = ends[share >= 0], ends[share >= 0] + 100 * share
             ends[share >= 0] = end
             name = cause_name(cause, study.rule)
-            said = f"W={account.world_size}: {name} {percent(share)}"
-            said += f" (seeds: {', '.join(map(percent, seeds))})" if len(seeds) > 1 else ""
+            text = f"W={account.world_size}: {name} {percent(share)}"
+            text += f" (seeds: {', '.join(map(percent, seeds))})" if len(seeds) > 1 else ""
             # A cause is in the legend only if a bar of it can be seen.
             seen = any(abs(a.shares.get(cause, 0.0)) >= 0.02 * largest for a in accounts)
             if share:
-                chart.bar(i, start, end, colour, said, name if seen else "")
+                chart.bar(i, start, end, colour, text, name if seen else "")
             if len(seeds) > 1 and abs(share) >= 0.1 * largest:
                 chart.whisker(i, start + 100 * min(seeds), start + 100 * max(seeds))
     # Their sum.
@@ -191,8 +191,8 @@ def _stack(chart: Chart, at: int, parts: Mapping[str, float], name: str) -> None
     bottom = 0.0
     for part in PARTS:
         (colour, label), value = _PARTS[part], 1000 * parts.get(part, 0.0)
-        said = f"{name}, {label} {duration(value / 1000)}"
-        chart.bar(at, bottom, bottom + value, colour, said, label)
+        text = f"{name}, {label} {duration(value / 1000)}"
+        chart.bar(at, bottom, bottom + value, colour, text, label)
         bottom += value
 
 
@@ -216,8 +216,8 @@ def ranks(study: Study) -> list[Chart]:
         places = row.world_size * 2 ** np.linspace(-0.12, 0.12, len(row.ranks))
         slow = {rank.rank for rank in row.slow_ranks}
         for place, rank in zip(places, row.ranks, strict=True):
-            said = f"W={row.world_size}, rank {rank.rank}: {rank.ratio:.2f} times"
-            spread.seeds([place], [rank.ratio], "red" if rank.rank in slow else "blue", [said])
+            text = f"W={row.world_size}, rank {rank.rank}: {rank.ratio:.2f} times"
+            spread.seeds([place], [rank.ratio], "red" if rank.rank in slow else "blue", [text])
     # Each rank at the largest W.
     last = rows[-1]
     each = Chart(
@@ -243,19 +243,19 @@ def changes(ahead: Outlook) -> str:
 
 def learning(study: Study) -> tuple[list[Chart], list[str]]:
     """Return the charts that differ over W, and sentences on the numbers that do not."""
-    drawn, said = [], []
+    drawn, sentences = [], []
     if any(len(curve(run)) > 1 for run in study.runs):
         same = len(study.rows) > 1 and _same_curves(study)
         if same:
-            said.append(
+            sentences.append(
                 "Every W learned the same: at the same environment steps a seed has the same returns whatever W is, "
                 "so its curve is drawn once."
             )
         drawn = [_curves(study, "env_steps", once=same), _curves(study, "wall_s", once=False)]
     stability, flat = _stability(study)
     if flat:
-        said.append(f"The same at every W, to {100 * _SAME:g} % of their medians: {', '.join(flat)}.")
-    return drawn + stability, said
+        sentences.append(f"The same at every W, to {100 * _SAME:g} % of their medians: {', '.join(flat)}.")
+    return drawn + stability, sentences
 
 
 def _same_curves(study: Study) -> bool:

@@ -96,7 +96,7 @@ def as_json(report: Report) -> dict[str, object]:
         "schema_version": SCHEMA_VERSION,
         "options": asdict(report.options),
         "topologies": [
-            {"said": each.said, "sides": topologies.rows(each.found)} for each in report.topologies
+            {"said": each.sentences, "sides": topologies.rows(each.found)} for each in report.topologies
         ],
         "studies": [_study_as_json(each) for each in report.studies],
         "left_out": [asdict(item) for item in report.left_out],
@@ -118,8 +118,8 @@ def _study_as_json(each: StudyReport) -> dict[str, object]:
         "criteria": [asdict(criterion) for criterion in each.criteria],
         "why": [asdict(why) for why in each.why],
         "world_sizes": [
-            said | {"ranks": [asdict(rank) for rank in row.ranks], "stability": row.stability}
-            for row, said in rows
+            numbers | {"ranks": [asdict(rank) for rank in row.ranks], "stability": row.stability}
+            for row, numbers in rows
         ],
         "predictions": [asdict(p) for p in ahead.as_measured],
         "held_out": [asdict(c) | {"error": c.error, "usl_error": c.usl_error} for c in ahead.checks],
@@ -174,7 +174,13 @@ def on_terminal(report: Report, folder: Path, width: int | None = None) -> str:
     lines = [f"note: {remark}" for remark in report.remarks] + ([""] if report.remarks else [])
     for compared in report.topologies:
         shown = topologies.results(compared.found)
-        lines += [tables.on_terminal("Topologies side by side", shown, width), "", *compared.said, "", ""]
+        lines += [
+            tables.on_terminal("Topologies side by side", shown, width),
+            "",
+            *compared.sentences,
+            "",
+            "",
+        ]
     for each in report.studies:
         if report.is_compared_only(each.study):
             continue

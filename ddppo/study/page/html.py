@@ -29,7 +29,7 @@ class ChapterSection:
 class Chapter:
     """The part of the page about one study."""
 
-    said: StudyReport
+    report: StudyReport
     facts: Mapping[str, str]  # where the numbers come from
     overview: Sequence[Chart]
     table: Shown
@@ -38,7 +38,7 @@ class Chapter:
 
     @property
     def title(self) -> str:
-        return tables.title(self.said.study)
+        return tables.title(self.report.study)
 
     @property
     def charts(self) -> list[Chart]:

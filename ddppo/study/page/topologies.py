@@ -34,8 +34,8 @@ def figure(found: SideBySide) -> Chart:
         middle = (side.row.time_to_target if found.by_target else side.row.fps).median
         seeds = {run.seed: time_to_target(run) if found.by_target else run.fps for run in side.runs}
         if math.isfinite(middle):
-            topology, said = side.study.topology, f"{side.name}: {whole(middle)} {unit}"
-            chart.bar(i, 0, middle, colours[topology], said, topology)
+            topology, text = side.study.topology, f"{side.name}: {whole(middle)} {unit}"
+            chart.bar(i, 0, middle, colours[topology], text, topology)
         texts = [f"seed {seed}: {whole(value)} {unit}" for seed, value in seeds.items()]
         chart.seeds([i] * len(seeds), list(seeds.values()), "ink", texts)
     return chart

@@ -23,7 +23,7 @@ def fit_parameters(points: Sequence[Point], notes: list[str]) -> CostParameters:
     """Return the parameters for points in order of W; `notes` is extended by costs that cannot be told apart."""
     # Each part of an iteration is fitted by itself: t_comm, t_other, t_rollout, t_learn; t_sync last, because it
     # depends on the others.
-    alike = of_one_stepping(points, notes)
+    alike = with_one_backend(points, notes)
     last = alike[-1]
     # Communication, and the rest of an iteration.
     call, latency, byte, turn = _fit_communication(points, notes)
@@ -48,7 +48,7 @@ def fit_parameters(points: Sequence[Point], notes: list[str]) -> CostParameters:
     return _with_waiting(fitted, points)
 
 
-def of_one_stepping(points: Sequence[Point], notes: list[str]) -> list[Point]:
+def with_one_backend(points: Sequence[Point], notes: list[str]) -> list[Point]:
     """Return the points with the environment backend of the largest W: another backend has other costs."""
     stepping = points[-1].stepping
     if others := sorted({p.world_size for p in points if p.stepping != stepping}):
@@ -179,9 +179,9 @@ def _fit_communication(points: Sequence[Point], notes: list[str]) -> tuple[float
 def _slow(points: Sequence[Point]) -> dict[int, tuple[float, float, float]]:
     """Return the extra time of slow ranks at the largest W: the sleep set by env.slow_ranks, or in proportion."""
     # A sleep that was set is known in seconds; any other slowness is in proportion.
-    asked = {int(rank): float(s) for rank, s in (points[-1].env.get("slow_ranks") or {}).items()}
+    slept = {int(rank): float(s) for rank, s in (points[-1].env.get("slow_ranks") or {}).items()}
     return {
-        rank: (asked[rank], 0.0, learning - 1) if rank in asked else (0.0, acting - 1, learning - 1)
+        rank: (slept[rank], 0.0, learning - 1) if rank in slept else (0.0, acting - 1, learning - 1)
         for rank, (acting, learning) in points[-1].slow.items()
     }
 

@@ -13,7 +13,7 @@ from ddppo import scaling
 from ddppo.config.fields import check_fields, setting
 from ddppo.errors import ConfigError
 from ddppo.scaling import BatchShape
-from ddppo.study.predict.fitting import fit_parameters, of_one_stepping
+from ddppo.study.predict.fitting import fit_parameters, with_one_backend
 from ddppo.study.predict.intervals import Errors, Law, Prediction, errors, moved, predicted
 from ddppo.study.predict.parameters import CostParameters
 from ddppo.study.predict.points import Load, Point, done_epochs, points
@@ -191,7 +191,7 @@ def fit_points(
     # The errors of the fit, also when fitted to some of the W.
     measured = {p.world_size: float(np.median(p.fps)) for p in all_points}
     loads = {p.world_size: p.load for p in all_points}
-    alike = {p.world_size: measured[p.world_size] for p in of_one_stepping(all_points, [])}
+    alike = {p.world_size: measured[p.world_size] for p in with_one_backend(all_points, [])}
 
     def law(parameters: CostParameters) -> Law:
         return lambda world_size: parameters.expected(loads[world_size]).fps

@@ -114,9 +114,9 @@ class Outlook:
     @property
     def quality(self) -> tuple[str, ...]:
         """Sentences on how far predictions can be trusted."""
-        said = [f"{judged(self.misfit)}."] if self.misfit else []
-        said += [f"{check}." for check in self.checks]
-        return (*said, *([] if self.usl is None else [f"{self.usl}."]))
+        sentences = [f"{judged(self.misfit)}."] if self.misfit else []
+        sentences += [f"{check}." for check in self.checks]
+        return (*sentences, *([] if self.usl is None else [f"{self.usl}."]))
 
 
 def outlook(
@@ -142,14 +142,14 @@ def outlook(
     checks = () if law is None else each_held_out(law, study.runs)
     # Up to 4 times the largest W, by default.
     largest = predict_to or min(1024, max(64, 4 * study.world_sizes[-1]))
-    asked = sorted({*study.world_sizes, *(2**i for i in range(largest.bit_length()) if 2**i <= largest)})
+    sizes = sorted({*study.world_sizes, *(2**i for i in range(largest.bit_length()) if 2**i <= largest)})
     as_measured, changed = list[Prediction](), list[Prediction]()
     if model is not None:
-        as_measured = model.predict([w for w in asked if model.divides(w)])
+        as_measured = model.predict([w for w in sizes if model.divides(w)])
         if changes.changes:
-            changed = model.predict([w for w in asked if model.divides(w, changes)], changes)
+            changed = model.predict([w for w in sizes if model.divides(w, changes)], changes)
     elif usl is not None:
-        as_measured = usl.predict([w for w in asked if w >= study.baseline])
+        as_measured = usl.predict([w for w in sizes if w >= study.baseline])
     # 3. Judge.
     misfit = {} if law is None else law.errors.relative
     # Predictions are trusted only if the fit is good and all checks passed.

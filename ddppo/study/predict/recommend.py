@@ -131,11 +131,11 @@ def _reasons(made: Recommendation, is_what: str, *, trusted: bool, by_throughput
     c = made.chosen
     if c is None:
         return ["No W is known to reach the target: train longer, or lower target_return."]
-    said = [f"W={c.world_size} {is_what}: {_said(c)}.", f"Times are {made.basis}."]
+    sentences = [f"W={c.world_size} {is_what}: {_in_words(c)}.", f"Times are {made.basis}."]
     # Alternatives: the fastest and the cheapest, if they differ.
     for other, what in ((made.fastest, "Shortest time"), (made.cheapest, "Least time of workers")):
         if other is not None and other.world_size != c.world_size:
-            said.append(f"{what}: W={other.world_size}, {_said(other)}.")
+            sentences.append(f"{what}: W={other.world_size}, {_in_words(other)}.")
     # A predicted W that looks faster but was not chosen: say why.
     better = [o for o in made.table if not o.measured and o.seconds < c.seconds and o is not made.fastest]
     if better:
@@ -144,19 +144,19 @@ def _reasons(made: Recommendation, is_what: str, *, trusted: bool, by_throughput
         if trusted:
             why = "its interval does not lie above what was measured"
         predicted = f"W={o.world_size} is predicted to take {duration(o.seconds)}"
-        said.append(f"{predicted}, but {why}: measure it before using it.")
+        sentences.append(f"{predicted}, but {why}: measure it before using it.")
     if by_throughput:
-        said.append(
+        sentences.append(
             "No time to target is known: throughput alone decides, as if every W learned equally well per step."
         )
     elif any(not o.measured for o in made.table):
-        said.append(
+        sentences.append(
             "A predicted W is assumed to need as many steps to the target as the nearest measured one."
         )
-    return said
+    return sentences
 
 
-def _said(c: RecommendedW) -> str:
+def _in_words(c: RecommendedW) -> str:
     cost = f"{duration(c.worker_seconds)} of workers" if c.cost is None else f"cost {c.cost:.3g}"
     how = "measured" if c.measured else "predicted"
     return f"{duration(c.seconds)}, {cost}, efficiency {c.efficiency:.2f}, {how}"

@@ -100,8 +100,10 @@ def _one_of_a_seed(path: Path, found: list[tuple[int, Run]]) -> tuple[list[Run],
         if run.seed == _NO_SEED:
             run = replace(run, seed=next(seed for seed in itertools.count() if (*group, seed) not in runs))
         elif (*group, run.seed) in runs:
-            said = f"line {number} has W={run.world_size} seed={run.seed} again, and as the later one counts"
-            again.append(_left_out(path, runs[*group, run.seed][0], FieldError(said)))
+            reason = (
+                f"line {number} has W={run.world_size} seed={run.seed} again, and as the later one counts"
+            )
+            again.append(_left_out(path, runs[*group, run.seed][0], FieldError(reason)))
         runs[*group, run.seed] = number, run
     return [run for _, run in runs.values()], again
 

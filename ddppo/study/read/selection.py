@@ -143,17 +143,17 @@ def studies(found: Reading, *, env: str | None = None, rule: str | None = None) 
     for run in found.runs:
         groups[run.env_id, run.rule].append(run)
     all_of_them = sorted(groups)
-    asked = " ".join(f"{k}={v}" for k, v in (("env", env), ("rule", rule)) if v is not None)
+    selection = " ".join(f"{k}={v}" for k, v in (("env", env), ("rule", rule)) if v is not None)
     left_out: list[LeftOut] = []
     for key in all_of_them:
         if env not in (None, key[0]) or rule not in (None, key[1]):
-            what, why = _counted(Reading(groups.pop(key), [])), f"is not asked for by {asked}"
+            what, why = _counted(Reading(groups.pop(key), [])), f"is not asked for by {selection}"
             left_out.append(LeftOut(what, why, "leave that out to report all"))
     # Nothing matches: suggest the nearest task and list all.
     if found.runs and not groups:
         hint = near(env, sorted({name for name, _ in all_of_them})) if env is not None else ""
         listed = ", ".join(f"{name} ({kind} scaling)" for name, kind in all_of_them)
-        raise RunFolderError(f"{asked}: there is no such run{hint}; there are {listed}")
+        raise RunFolderError(f"{selection}: there is no such run{hint}; there are {listed}")
     # 2. Within a group, one study for each topology.
     chosen = [reading for key in sorted(groups) for reading in _of_each_topology(groups[key])]
     # A study with a single W comes last: it has no speedup.
@@ -298,7 +298,7 @@ def _alike(
 
 def differing(run: Run, other: Run) -> str:
     """Return the settings that change learning and differ between two runs; "" if none does."""
-    mine, theirs = (
+    ours, theirs = (
         {
             k: str(v)
             for k, v in flat(each.config).items()
@@ -306,14 +306,14 @@ def differing(run: Run, other: Run) -> str:
         }
         for each in (run, other)
     )
-    return _difference(mine, theirs, other.topology)
+    return _difference(ours, theirs, other.topology)
 
 
-def _difference(mine: dict[str, str], theirs: dict[str, str], owner: str) -> str:
+def _difference(ours: dict[str, str], theirs: dict[str, str], owner: str) -> str:
     """Return "name=own (owner: other)" for the first three names with different values, "" if there are none."""
     # Show three differences and count the rest.
-    names = [name for name in sorted(mine | theirs) if mine.get(name) != theirs.get(name)]
-    values = [[one_line(x, 60) for x in (n, mine.get(n, "unset"), theirs.get(n, "unset"))] for n in names]
+    names = [name for name in sorted(ours | theirs) if ours.get(name) != theirs.get(name)]
+    values = [[one_line(x, 60) for x in (n, ours.get(n, "unset"), theirs.get(n, "unset"))] for n in names]
     shown = ", ".join(f"{name}={own} ({owner}: {other})" for name, own, other in values[:3])
     return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
