@@ -151,7 +151,6 @@ def _row(batch: Any, i: int) -> Any:
     """Return observation (or mask) i of a batch, which is an array or dicts and tuples of arrays."""
     if isinstance(batch, dict):
         return {key: _row(part, i) for key, part in batch.items()}
-    is_tuple = isinstance(batch, tuple) and not isinstance(
-        batch[0], str
-    )  # a tuple of texts is a batch of texts
+    # A tuple of texts is a batch of texts.
+    is_tuple = isinstance(batch, tuple) and not isinstance(batch[0], str)
     return tuple(_row(part, i) for part in batch) if is_tuple else batch[i]

@@ -1,4 +1,4 @@
-"""The end of an iteration: the numbers of all ranks become one report, which is the same on all ranks.
+"""The end of an iteration: the numbers of all ranks become one report, which is equal on all ranks.
 
 Each rank describes its iteration as a `LocalIteration`. `Reporter.reduce` packs the numbers in it into one row of
 float64, gathers the rows of all ranks in a single collective, and computes the `IterationReport` that rank 0 records.
@@ -53,12 +53,10 @@ class LocalIteration:
     collected: Collected  # steps and finished episodes are reported
     update: Update
     requests: LoopRequests
-    params_hash: (
-        float  # 0 if replicas are not compared in this iteration; NaN if this rank holds no parameters
-    )
-    measured: dict[str, float] = field(
-        default_factory=dict
-    )  # by the topology; a subset of TOPOLOGY_METRIC_NAMES
+    # 0 if replicas are not compared in this iteration; NaN if this rank holds no parameters.
+    params_hash: float
+    # Measured by the topology: a subset of TOPOLOGY_METRIC_NAMES.
+    measured: dict[str, float] = field(default_factory=dict)
     own_pace: tuple[OwnPaceReport, ...] = ()  # of the ranks that act at their own pace and send no row
 
 
@@ -75,9 +73,9 @@ def _row_type(num_statistics: int, num_collectives: int) -> np.dtype:
             ("t_rollout", "f8"),
             ("t_learn", "f8"),
             ("t_checkpoint", "f8"),
-            ("t_comm", "f8"),  # in collectives of some of the ranks; stamps say it for those of all ranks
+            ("t_comm", "f8"),  # in collectives of a part of the ranks; that in others follows from stamps
             ("hidden_comm", "f8"),
-            ("t_wait", "f8", (len(ROLES),)),  # outside collectives, and in those of some of the ranks
+            ("t_wait", "f8", (len(ROLES),)),  # outside collectives, and in those of a part of the ranks
             ("stamps", "f8", (num_collectives, 2)),  # start and end of each collective of all ranks
             # Counts.
             ("num_messages", "f8"),
@@ -104,7 +102,7 @@ class Reporter:
 
     def __init__(
         self,
-        groups: Sequence[Group],  # of the iteration's clock; the first one holds all ranks
+        groups: Sequence[Group],  # of the iteration's clock; the first one holds all ranks of the loop
         layout: Layout,
         episode_window: int,  # episodes in rollout/return_mean
         compared: str = "parameters",  # the content of params_hash, for the message of an error

@@ -17,9 +17,8 @@ Run = Callable[[Arrays], Arrays]  # inputs by name to outputs by name
 class Format(NamedTuple):
     """A file format."""
 
-    write: Callable[
-        [Portable, dict[str, torch.Tensor]], bytes
-    ]  # the policy, and example inputs of two rows or more
+    # Takes the policy, and example inputs of two rows or more.
+    write: Callable[[Portable, dict[str, torch.Tensor]], bytes]
     load: Callable[[bytes], Run]  # the result takes any number of rows
 
 
@@ -97,9 +96,8 @@ FORMATS = {
 
 def written(policy: Portable, format: str, example: Arrays) -> bytes:
     """Return the bytes of a file of `format`, a key of FORMATS. example: inputs of two rows or more."""
-    logger = logging.getLogger(
-        "torch.onnx._internal.exporter._registration"
-    )  # of torchvision, which nobody asked for
+    # The exporter warns that torchvision is missing, which a policy does not need.
+    logger = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:

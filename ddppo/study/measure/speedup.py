@@ -75,9 +75,8 @@ class MeasuredRank:
     t_rollout_p95: float
     ratio: float  # t_rollout / the level of the ranks that are not slow
     blame: float  # share of all waiting that is charged to this rank, because it waited least and so arrived last
-    slow: dict[
-        str, float
-    ]  # {phase: its time / the level, median over seeds} if slow in at least half of the seeds
+    # {phase: its time / the level, median over seeds} if slow in at least half of the seeds.
+    slow: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)

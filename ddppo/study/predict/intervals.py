@@ -33,9 +33,8 @@ class Prediction:
     speedup_low: float
     speedup_high: float
     t_iter: float  # seconds; NaN if the law predicts throughput only
-    parts: dict[
-        str, float
-    ]  # mean seconds over ranks, which sum to t_iter; {} if the law predicts throughput only
+    # Mean seconds over ranks, which sum to t_iter; {} if the law predicts throughput only.
+    parts: dict[str, float]
 
     @property
     def efficiency(self) -> float:

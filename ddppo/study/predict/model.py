@@ -198,9 +198,8 @@ def fit_points(
 
     def refit(world_sizes: Sequence[int]) -> Law:
         refitted = fit_parameters([p for p in all_points if p.world_size in world_sizes], [])
-        return law(
-            replace(refitted, slow=fitted.slow | refitted.slow)
-        )  # which ranks are slow, no other W can tell
+        # Slow ranks are those of the whole fit: other W may not have them.
+        return law(replace(refitted, slow=fitted.slow | refitted.slow))
 
     off = errors(alike, law(fitted), refit)
     return FittedModel(fitted, tuple(fits), tuple(all_points), measured, off, tuple(notes), cores_per_worker)

@@ -94,9 +94,8 @@ def fit_usl(fps: Mapping[int, Sequence[float]], besides: int = 0) -> Usl:
     y = w / np.array([x for runs in fps.values() for x in runs])
     columns = [np.ones(len(w)), w - 1, w * (w - 1)][: len(fps)]
     alone, serial, pairs = (*nnls(columns, y, y).tolist(), 0.0)[:3]
-    return Usl(
-        max(alone, 1e-6 * float(y.min())), serial, pairs, besides
-    )  # alone > 0: a worker takes some time
+    # A worker takes some time, so `alone` is above 0.
+    return Usl(max(alone, 1e-6 * float(y.min())), serial, pairs, besides)
 
 
 def fit_usl_with_errors(fps: Mapping[int, Sequence[float]], besides: int = 0) -> FittedUsl:

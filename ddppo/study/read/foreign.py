@@ -31,9 +31,8 @@ COLUMNS = (
 _LONGER = 1.5  # largest ratio of t_iter to steps / fps that warm-up and rounding can explain
 _NO_SEED = -(2**63)  # the smallest allowed seed stands for none
 _MAX_NAMES = 16  # of columns in a message
-Rows = tuple[
-    list[tuple[int, dict[str, Any]]], list[LeftOut]
-]  # rows with line numbers; lines that are no rows
+# Rows with line numbers; lines that are no rows.
+Rows = tuple[list[tuple[int, dict[str, Any]]], list[LeftOut]]
 
 
 class _UnitError(FieldError):

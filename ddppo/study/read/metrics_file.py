@@ -34,9 +34,8 @@ class Metrics:
     env_steps: np.ndarray  # [iterations]
     wall_s: np.ndarray  # [iterations]
     times: dict[str, np.ndarray]  # "t_iter" and each of PARTS: [iterations with world_size ranks, world_size]
-    stability: dict[
-        str, np.ndarray
-    ]  # train/* metrics without the prefix: [iterations], NaN where a line lacks one
+    # train/* metrics without the prefix: [iterations], NaN where a line lacks one.
+    stability: dict[str, np.ndarray]
     evaluations: tuple[Evaluation, ...]
     returns: tuple[Evaluation, ...]
     irregular: str | None  # the first iteration with another number of ranks than world_size, as a text

@@ -97,9 +97,8 @@ class Run:
     config: dict[str, Any] = field(default_factory=dict)  # resolved settings, nested
     origin: Origin = Origin()
     others: dict[int, int] = field(default_factory=dict)  # {W: iterations} of world sizes before the last
-    reached_at_s: float = (
-        math.nan
-    )  # from a table: time to target_return; +inf: never; NaN: the table does not say
+    # Time to target_return from a table; +inf: never reached; NaN: the table does not say.
+    reached_at_s: float = math.nan
     # The topology, and its ranks.
     topology: str = "ddp"
     roles: tuple[str, ...] = ()  # of each rank; empty if unknown

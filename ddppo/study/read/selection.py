@@ -41,9 +41,8 @@ class Provenance:
     machines: tuple[Machine, ...]
     torch: tuple[str, ...]  # versions
     python: tuple[str, ...]
-    varying: dict[
-        str, dict[int, str]
-    ]  # {name: {W: value}} of conditions that differ although they should not
+    # {name: {W: value}} of conditions that differ although they should not.
+    varying: dict[str, dict[int, str]]
 
 
 def provenance(runs: Sequence[Run]) -> Provenance:
@@ -70,9 +69,8 @@ def varying(runs: Sequence[Run]) -> dict[str, dict[int, str]]:
     # Compare the conditions of all runs, by name.
     conditions = {run.path: _conditions(run) for run in runs}
     hosts = {frozenset(run.origin.hosts or (run.origin.hostname,)) for run in runs}
-    grow = all(
-        a <= b or b <= a for a in hosts for b in hosts
-    )  # more workers need more hosts: that is no difference
+    # More workers need more hosts: that is no difference.
+    grow = all(a <= b or b <= a for a in hosts for b in hosts)
     found = {}
     for name in sorted({name for each in conditions.values() for name in each}):
         # The values at each W.
