@@ -157,7 +157,7 @@ def show(
         # A fault of the window system, rather than of the task: suggest a file.
         if not type(e.__cause__).__module__.startswith(("pygame", "glfw")):
             raise
-        raise EnvError(f"{e}: where there is no screen write a file, out=policy.gif") from e
+        raise EnvError(f"{e}: without a screen write a file, out=policy.gif") from e
     finally:
         task.close()
 

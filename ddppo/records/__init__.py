@@ -1,1 +1,1 @@
-"""What a run writes: the table of metrics, times, metrics.jsonl, TensorBoard, summary.json, checkpoints, trackers."""
+"""Records of a run. Read metrics, timing, reporting, recorder; then the files: jsonl, summary, checkpoint, tensorboard."""

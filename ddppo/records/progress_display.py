@@ -131,7 +131,7 @@ class ProgressLine:
         self._latest |= report.global_metrics
         if (score := report.global_metrics.get("eval/return_mean")) is not None:
             self._evaluations.append(score)
-        # Of the task's metrics the first is shown, with those that share its name up to a slash.
+        # Show the first metric of the task, and those that share its name up to a slash.
         names = [name for name in report.global_metrics if name.startswith(TASK_PREFIX)]
         self._task_metrics = [name for name in names if name.split("/")[1] == names[0].split("/")[1]]
         for part in EXCLUSIVE_PARTS:

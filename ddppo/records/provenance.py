@@ -1,4 +1,4 @@
-"""Where results came from: versions, the git commit, and the machines of the run's ranks, for summary.json.
+"""The origin of results: versions, the git commit, and the machines of the run's ranks, for summary.json.
 
 Commands that read summaries import this file, so only `gather_machines`, which ranks call, imports torch.
 """

@@ -31,11 +31,11 @@ TOPOLOGY_METRIC_NAMES = tuple(metric.name for metric in TOPOLOGY_METRICS)
 _PPO_STATISTICS = tuple(f"train/{name}" for name in STATISTICS)
 
 
-# -- What a rank knows of its iteration, and what it sends to the others.
+# -- The iteration of one rank, and the row that it sends.
 
 
 class LoopRequests(NamedTuple):
-    """What a rank asks of the loop or, once reduced over ranks, what any of them asks.
+    """The requests of a rank to the loop; after the reduction, those of any rank.
 
     All ranks act on the reduced requests, never on their own: otherwise one would leave the loop and the others hang.
     """
@@ -94,7 +94,7 @@ def _row_type(num_statistics: int, num_collectives: int) -> np.dtype:
     )
 
 
-# -- How the ranks' rows become a report.
+# -- From the rows of all ranks to a report.
 
 
 class Reporter:

@@ -29,7 +29,7 @@ import torch
 
 from ddppo.collectives.group import CollectiveTiming, Group
 
-# -- What a rank knows by itself at the end of an iteration.
+# -- The clock of one rank.
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ def _stamps(records: Sequence[CollectiveTiming], origin: float) -> CollectiveSta
     return CollectiveStamps(stamps.reshape(-1, 2), tuple(r.is_barrier for r in records))
 
 
-# -- What the stamps of all ranks say.
+# -- Waiting and communication, from the stamps of all ranks.
 
 
 def split_waiting(

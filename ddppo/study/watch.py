@@ -245,7 +245,7 @@ def watch(options: ReportOptions, say: Callable[[str], None]) -> tuple[Report, P
     if options.others:
         raise RunFolderError(f"watch=true follows one sweep: leave {' '.join(options.others)} out")
     if not sweep.is_dir():
-        raise RunFolderError(f"watch=true needs the folder of a sweep, {sweep} is none")
+        raise RunFolderError(f"watch=true needs the folder of a sweep, and {sweep} is not a folder")
     with suppress(OSError):
         os.nice(19)  # the runs that are measured have priority
     # shown: the state on the page. rested: when the next page may be made.

@@ -62,7 +62,7 @@ def test_runs_of_one_w_on_two_machines_differ_too():
     runs = [make_run(w, seed, fps=100.0, origin=on[seed]) for w in (1, 2) for seed in (0, 1)]
     assert varying(runs) == {"hosts": {1: "a or b", 2: "a or b"}}
     assert mixed(runs) == [
-        "These runs differ in more than W and seed. hosts: a or b at W=1/2. What is put down to W may be due to it."
+        "These runs differ in more than W and seed. hosts: a or b at W=1/2. A difference between W may be due to that."
     ]
 
 

@@ -273,7 +273,7 @@ def test_runs_of_several_commits_are_remarked_on(tmp_path):
     write_run(tmp_path / "a")
     change_summary(write_run(tmp_path / "b", seed=1), git_commit="1" * 40)
     (remark,) = only_study(tmp_path).remarks
-    assert "git_commit: 000000000000 or 111111111111 at W=1. What is put down to W" in remark
+    assert "git_commit: 000000000000 or 111111111111 at W=1. A difference between W" in remark
 
 
 def test_the_target_is_the_one_asked_for_or_the_runs_own(tmp_path):

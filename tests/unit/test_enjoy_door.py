@@ -24,9 +24,7 @@ def test_without_a_screen_a_file_is_recommended(cartpole, monkeypatch):
     pygame = pytest.importorskip("pygame", reason="needs the extra video: pip install '.[video]'")
     pygame.display.quit()
     monkeypatch.setenv("SDL_VIDEODRIVER", "nothing")
-    with pytest.raises(
-        EnvError, match=r"CartPole-v1 failed: error: .*: where there is no screen write a file"
-    ):
+    with pytest.raises(EnvError, match=r"CartPole-v1 failed: error: .*: without a screen write a file"):
         enjoy(EnjoyConfig(cartpole))
 
 

@@ -32,7 +32,7 @@ _FREE = (*OF_A_RUN, "dist.", "log.", "checkpoint.", "env.slow_ranks")
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where the runs of a study come from. Tuples are sorted, distinct and without unknown values."""
+    """The origin of the runs of a study. Tuples are sorted, distinct and without unknown values."""
 
     commands: tuple[str, ...]
     commits: tuple[str, ...]  # 12 digits, and " and changes" if files were not committed
@@ -90,7 +90,7 @@ def mixed(runs: Sequence[Run]) -> list[str]:
         at = {value: "/".join(str(w) for w in by_w if by_w[w] == value) for value in by_w.values()}
         listed.append(f"{name}: {', '.join(f'{one_line(value, 60)} at W={w}' for value, w in at.items())}")
     what = f"These runs differ in more than W and seed. {'; '.join(listed)}"
-    return [f"{what}. What is put down to W may be due to it."] if listed else []
+    return [f"{what}. A difference between W may be due to that."] if listed else []
 
 
 def _conditions(run: Run) -> dict[str, str]:
@@ -261,7 +261,7 @@ def _of_one_setting(runs: list[Run], preferred: Set[str]) -> Reading:
         )
         kept += alike
         left_out += variants
-    # Of each W and seed the newest run.
+    # Keep the newest run of each W and seed.
     kept, duplicates = _newest(kept)
     return Reading(kept, left_out + duplicates, [*_resumed(kept), *mixed(kept)])
 

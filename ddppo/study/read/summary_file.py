@@ -88,7 +88,7 @@ def ranks(summary: Fields) -> tuple[tuple[str, ...], tuple[dict[str, float], ...
     # An older summary has no per_rank, or no roles in it.
     if len(entries) != summary.values.get("world_size") or any("role" not in e.values for e in entries):
         return (), ()
-    # Of the per-rank means keep those that compare topologies.
+    # Keep the per-rank means that compare topologies.
     means = []
     for entry in entries:
         of_rank: dict[str, float] = {}
