@@ -1,1 +1,1 @@
-"""Records of a run. Read metrics, timing, reporting, recorder, then the files: jsonl, summary, checkpoint, tensorboard."""
+"""Records of a run. Read metrics, timing, reporting and recorder, then the files that they write."""
