@@ -94,7 +94,7 @@ def test_ours_passes_without_a_warning():
     [
         ("Narrow", "num_params is 12, but there are 13 tokens"),
         ("OneRow", "action parameters of shape .* but they must be"),
-        ("LooksAhead", "differ by .* depend on nothing that follows"),
+        ("LooksAhead", "differ by .* must not depend on later tokens"),
         ("Forgetful", "extend returned action parameters that differ by"),
         ("Padded", "extend returned action parameters that differ by"),
         ("OfOthers", "at_own returned .* other than rows .1, 4, 7"),

@@ -37,7 +37,7 @@ def sequences(valid, **more):
 
 def test_a_minibatch_of_sequences_reads_them_as_far_as_anybodys_own_tokens_go():
     samples = sequences([[True, True], [False, True], [True, True], [False, False]])
-    estimates = Gae(settings_of("ppo", **SIMPLE))(samples, samples.rewards, in_cpp=False)
+    estimates = Gae(settings_of("ppo", **SIMPLE))(samples, samples.rewards)
     one, none = TokenMinibatches(samples, estimates).minibatches(torch.tensor([1, 0]), [0, 2, 2])
     assert [tuple(x.shape) for x in one["inputs"][:2]] == [(2, 3), (2, 3)]
     assert one["inputs"][2].tolist() == [0, 1, 2, 3, 5]  # of rollout 1, then of rollout 0
@@ -87,6 +87,6 @@ def test_what_a_model_of_tokens_says_of_own_ones_is_what_it_says_of_them_among_a
 def test_the_reference_is_asked_of_own_tokens_alone():
     made = with_reference(Reader(), kl_coef=0.5)
     samples = sequences([[True, True], [False, True], [True, False]], actions=[[0, 1]] * 3)
-    estimates = Gae(settings_of("ppo", **SIMPLE))(samples, samples.rewards, in_cpp=False)
+    estimates = Gae(settings_of("ppo", **SIMPLE))(samples, samples.rewards)
     found = made.reference.logprobs(TokenMinibatches(samples, estimates))
     assert found.tolist() == [[-LN2, 0.0, -LN2], [-LN2, -LN2, 0.0]]
