@@ -1,7 +1,15 @@
-"""Which code a rank computes with, chosen before its first iteration and alike on all ranks: C++, torch.compile or
-eager torch.
+"""Which code acts and learns: C++, torch.compile or eager PyTorch. All three compute the same.
 
-    choose_backend(context, progress)     # after it, the learner has its step, and acting and recurrence follow
+`choose_backend` decides once, before the first iteration, in this order:
+
+    1. C++             compile=auto|on        if every rank can, and a trial shows that its gradient is autograd's
+    2. torch.compile   compile=on|torch       if every rank can, else the run ends with an error
+                       compile=auto           if enough steps are left to repay 5 to 30 s of compiling
+    3. eager           compile=off, or all else
+
+Each rank finds out whether it can, and one gather tells all ranks. So all take the same decision: ranks that learn by
+different code would end with different parameters. The setting itself is in ddppo/config/settings.py, the steps are in
+ddppo/ppo/{learner,compiled}.py and ddppo/ppo/cpp/learner.py.
 """
 
 import torch
@@ -26,19 +34,23 @@ from ddppo.ppo.gradient_check import agrees
 from ddppo.ppo.learner import Step
 from ddppo.terminal import warn
 
-# Of compile=auto. A step of a small model takes .4 ms compiled and 1.1 ms eager; compiling takes 5 to 30 s of a core.
+# compile=auto compiles from so many steps on: a step of a small model takes 0.4 ms compiled and 1.1 ms eager.
 _PAYS_FROM_STEPS = 100_000
-_TRIED_ROWS = 111  # whole tiles and their remainders, in one block of rows and the next
+# Rows of observations in the trial: whole SIMD tiles and a remainder, in more than one block of rows (mlp.hpp).
+_TRIAL_ROWS = 111
 _HOW_MUCH_SLOWER = "Small networks take 3 to 8 times as long (docs/performance.md)"
 
 
 def choose_backend(context: RankContext, progress: TrainState, *, only_cpp: bool = False) -> None:
-    """Have this rank act and learn by the fastest code that `compile` allows and every rank can take.
+    """Choose the code of this rank, and set it in the learner and the collector.
 
-    All ranks that learn together call it; only_cpp: of a rank that only acts, for which torch compiles nothing. Raises
-    TrainingError where compile=on or torch asks for what cannot be.
+    All ranks that learn together call it together. only_cpp: for a rank that only acts, so that torch need not compile
+    a step. Raises TrainingError if compile=on or torch asks for a step that cannot be made.
     """
-    _begin_recurrence(context)
+    # 1. Recurrent layers have C++ of their own, whichever step is taken.
+    _choose_recurrence(context)
+
+    # 2. C++, then torch.compile, then eager. step is None if the choice is eager, and on a rank that needs no step.
     step: Step | None
     all_can, step = _cpp_step(context)
     if not all_can and not only_cpp:
@@ -46,8 +58,10 @@ def choose_backend(context: RankContext, progress: TrainState, *, only_cpp: bool
     if not all_can:
         progress.compiled_from = None
     context.derived["step"] = "eager"
-    if step is None:  # eager, or a rank that takes no steps
-        return
+    if step is None:
+        return  # the learner keeps the EagerStep that it was made with
+
+    # 3. The learner takes the step. With C++ it also computes advantages in C++, and the collector acts in C++.
     learner = context.topology.learner
     learner.step = step
     if isinstance(step, CppStep) and isinstance(learner.estimator, Gae):
@@ -60,8 +74,11 @@ def choose_backend(context: RankContext, progress: TrainState, *, only_cpp: bool
         collector.use_cpp(step.network)
 
 
+# -- 1. C++.
+
+
 def _cpp_step(context: RankContext) -> tuple[bool, CppStep | None]:
-    """Return whether every rank can take ddppo's own step, and this rank's, which is None where it takes none."""
+    """Return whether every rank can learn in C++, and the step of this rank; None if it neither acts nor learns."""
     config, model, learner = context.config, context.model, context.topology.learner
     if config.compile not in ("auto", "on"):
         return False, None
@@ -75,28 +92,35 @@ def _cpp_step(context: RankContext) -> tuple[bool, CppStep | None]:
         num_shards = shape.local_num_shards if shape.num_shards else 0
         step = CppStep(network, config.ppo, learner.optimizer, context.topology.learners, num_shards)
         why_not = _fault_of(step, context)
-    can = _of_all(context.group, why_not is None)
+
+    # The gather stands outside of every branch that only some ranks take.
+    can = _by_rank(context.group, why_not is None)
     if all(can):
         return True, step
-    if context.group.rank == can.index(False) and _is_slower_for_it(context):
+    if context.group.rank == can.index(False) and _could_be_faster(context):
         warn(f"acting and learning run in PyTorch, not in C++: {why_not}. {_HOW_MUCH_SLOWER}")
     return False, None
 
 
 def _fault_of(step: CppStep, context: RankContext) -> str | None:
-    """Return what ddppo's own step computes wrongly on this machine, or None."""
+    """Try the step on random samples; return what it computes wrongly on this machine, or None."""
     spec, model = context.spec, context.model
     if not agrees(step, spec, model, context.config.ppo):
-        return "its gradient is not autograd's here"
+        return "its gradient is not autograd's on this machine"
     p, generator = next(model.parameters()), torch.Generator().manual_seed(0)
-    obs = flat_obs(random_obs(spec, _TRIED_ROWS, p.dtype, generator), spec, p.dtype)
+    obs = flat_obs(random_obs(spec, _TRIAL_ROWS, p.dtype, generator), spec, p.dtype)
     if not rows_are_independent(step.network, obs):
-        return "what it computes of an observation depends on the batch here, so results would depend on W"
+        return (
+            "its result for an observation depends on the batch on this machine, so results would depend on W"
+        )
     return None
 
 
-def _is_slower_for_it(context: RankContext) -> bool:
-    """Whether this run is slower for want of a step in C++: another built-in network never has one."""
+def _could_be_faster(context: RankContext) -> bool:
+    """Return whether a run without C++ deserves a warning.
+
+    It does if the compiler or a setting is the reason. A built-in model other than the MLP never learns in C++.
+    """
     if context.topology.learner.parameters.device.type != "cpu" or context.config.compile != "auto":
         return False
     model = context.model
@@ -104,11 +128,18 @@ def _is_slower_for_it(context: RankContext) -> bool:
     return native.why_not() is not None or (is_mlp_or_own and not is_faster_in_torch(model))
 
 
+# -- 2. torch.compile.
+
+
 def _compiled_step(context: RankContext, progress: TrainState) -> tuple[bool, Step | None]:
-    """Return whether every rank can take torch.compile's step, and this rank's, which is None where it takes none."""
+    """Return whether torch can compile the step on every rank, and the step of this rank.
+
+    The step is None on a rank that neither acts nor learns. Raises TrainingError if compile=on or torch asks for it
+    and a rank cannot.
+    """
     config, model = context.config, context.model
     is_asked_for = config.compile in ("on", "torch")
-    if not is_asked_for and not _pays(context, progress):
+    if not is_asked_for and not _is_worth_compiling(context, progress):
         return False, None
     step, why_not = None, model.stays_eager
     if why_not is not None and not is_asked_for:
@@ -116,12 +147,13 @@ def _compiled_step(context: RankContext, progress: TrainState) -> tuple[bool, St
     if context.topology.sync.name == "ddp":
         why_not = "dist.grad_sync=ddp sums inside backward"
     if why_not is None and _is_active(context):
-        step, why_not = _compiled(context)
-    can = _of_all(context.group, why_not is None)
+        step, why_not = _compile(context)
+
+    can = _by_rank(context.group, why_not is None)
     if all(can):
         return True, step
     if is_asked_for:
-        reason = why_not or f"rank {can.index(False)} says why"
+        reason = why_not or f"see the message of rank {can.index(False)}"
         raise TrainingError(
             f"compile={config.compile}: the step cannot be compiled: {reason}; use compile=auto"
         )
@@ -130,8 +162,8 @@ def _compiled_step(context: RankContext, progress: TrainState) -> tuple[bool, St
     return False, None
 
 
-def _pays(context: RankContext, progress: TrainState) -> bool:
-    """Whether compile=auto has torch compile the step: the same on all ranks."""
+def _is_worth_compiling(context: RankContext, progress: TrainState) -> bool:
+    """Return whether compile=auto compiles the step. The answer is the same on all ranks."""
     config, shape = context.config, context.shape
     if config.compile == "off" or config.ppo.algorithm == "grpo" or config.ppo.losses:
         return False
@@ -139,23 +171,24 @@ def _pays(context: RankContext, progress: TrainState) -> bool:
         return False
     iterations = -(-(config.ppo.total_steps - progress.env_steps) // shape.batch_size)
     num_steps = iterations * shape.num_epochs * shape.num_minibatches
+    # A resumed run that was compiled before goes on compiled, however few steps are left.
     return progress.compiled_from is not None or num_steps >= _PAYS_FROM_STEPS
 
 
-def _compiled(context: RankContext) -> tuple[Step | None, str | None]:
-    """Return the step that torch.compile makes, or why there is none."""
+def _compile(context: RankContext) -> tuple[Step | None, str | None]:
+    """Return the step compiled by torch and None, or None and why there is no such step."""
     from ddppo.ppo.compiled import CannotCompile, CompiledStep  # loads torch's compiler
 
-    learner, program = context.topology.learner, context.topology
+    learner, topology = context.topology.learner, context.topology
     num_shards = learner.shape.local_num_shards
-    summing: Group | OrderedSum = program.learners
-    if learner.shape.num_shards:
-        summing = OrderedSum(program.learners, num_shards, learner.parameters.data)
+    summing: Group | OrderedSum = topology.learners
+    if learner.shape.num_shards:  # dist.reduction=ordered
+        summing = OrderedSum(topology.learners, num_shards, learner.parameters.data)
     ppo = context.config.ppo
     try:
         step = CompiledStep(
             ppo, context.model, learner.parameters, learner.optimizer, summing.sum_, learner.scale, num_shards,
-            num_rows=max(2, learner.shape.minibatch_size // (learner.shape.num_shards or program.learners.world_size)),
+            num_rows=max(2, learner.shape.minibatch_size // (learner.shape.num_shards or topology.learners.world_size)),
         )  # fmt: skip
     except CannotCompile as e:
         return None, str(e)
@@ -164,10 +197,13 @@ def _compiled(context: RankContext) -> tuple[Step | None, str | None]:
     return step, None
 
 
-def _begin_recurrence(context: RankContext) -> None:
-    """Have recurrent layers of the model, if it has any, learn in C++ if all ranks can.
+# -- Recurrent layers, and the decisions of all ranks.
 
-    C++ knows one thread here too, and is asked for by the same settings as the learner's step.
+
+def _choose_recurrence(context: RankContext) -> None:
+    """Let recurrent layers of the model, if it has any, learn in C++ if all ranks can.
+
+    The rule is that of the learner's step: the same setting, CPU only, one thread.
     """
     cores = [module for module in context.model.modules() if isinstance(module, Core)]
     if not cores:
@@ -179,19 +215,19 @@ def _begin_recurrence(context: RankContext) -> None:
         and context.topology.learner.parameters.device.type == "cpu"
         and native.why_not() is None
     )
-    all_can = all(_of_all(context.group, can))
+    all_can = all(_by_rank(context.group, can))
     for core in cores:
         core.learns_in_cpp = all_can
     context.derived["recurrence"] = "C++" if all_can else "torch"
 
 
 def _is_active(context: RankContext) -> bool:
-    """Whether this rank acts or learns: one that only steps environments goes along with any step."""
+    """Return whether this rank acts or learns. A rank that only steps environments needs no step, and agrees to any."""
     role = context.layout.role(context.group.rank)
     return role.acts or role.learns
 
 
-def _of_all(group: Group, can: bool) -> list[bool]:
-    """Return what every rank says, by rank."""
-    said = group.gather(torch.tensor([can], dtype=torch.float64)).flatten()
-    return [x > 0 for x in said.tolist()]
+def _by_rank(group: Group, can: bool) -> list[bool]:
+    """Return the value of `can` on every rank, in rank order; all ranks call it."""
+    gathered = group.gather(torch.tensor([can], dtype=torch.float64)).flatten()
+    return [x > 0 for x in gathered.tolist()]

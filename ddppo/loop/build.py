@@ -1,4 +1,9 @@
-"""What a rank is made of: environments, model, collector, learner. Built once, before the first iteration."""
+"""Builds everything that a rank owns, once, before its first iteration: environments, model, collector and learner.
+
+`build` does it in six steps and returns a `RankContext`. Below it: `TrainState`, which counts iterations and steps; the
+number by which ranks compare their parameters (`fingerprint`); and init_from, by which a new run begins with the
+parameters of another one.
+"""
 
 import math
 import os
@@ -32,53 +37,42 @@ from ddppo.records.provenance import gather_machines
 from ddppo.spaces import EnvSpec, leaves
 
 
-def topology_of(declared: TopologySpec) -> Callable[[RankContext], Topology]:
-    """Return the class that a rank of this topology runs. Raises ConfigError where there is none."""
-    said = f"dist.topology={declared.name}: its implementation {declared.implementation}"
-    try:
-        topology_class = imported(declared.implementation)
-    except Exception as e:  # what a module of one's own may raise
-        raise ConfigError(f"{said} cannot be imported: {in_one_line(e)}") from e
-    if not callable(topology_class) or (
-        isinstance(topology_class, type) and not issubclass(topology_class, Topology)
-    ):
-        raise ConfigError(f"{said} is no subclass of ddppo.distributed.topologies.base.Topology: make it one")
-    return topology_class
-
-
-def eval_ranks_of(roles: Layout, declared: TopologySpec) -> tuple[int, ...]:
-    """Return the ranks that play evaluations: all that hold the parameters and go in step."""
-    play = [role for role in roles.roles if role.learns or (role.acts and not declared.own_pace)]
-    return tuple(sorted(rank for role in play for rank in role.ranks))
-
-
 def build(config: Config, group: Group, device: torch.device) -> RankContext:
-    """Build what a rank holds; all ranks leave with rank 0's parameters, and with the threads that suit the model."""
-    shape, roles = rules.validate(config), rank_rules.layout(config)
+    """Build what this rank owns. All ranks call it together, and all leave it with the parameters of rank 0."""
+    # 1. The share of this rank: its role in the topology, and the environments that it steps.
+    shape, layout = rules.validate(config), rank_rules.layout(config)
     dtype = getattr(torch, config.dtype)
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    topology_spec = find(config.dist.topology)
+
+    # 2. The task: probing it gives its spaces. A topology may prescribe the backend; else env.backend=auto is settled
+    #    here, by the number of environments and of cores.
     spec, cores = probe(config.env), cores_per_rank(local_world_size)
-    declared = find(config.dist.topology)
-    if declared.env_backend is not None:
-        env_config = replace(config.env, backend=declared.env_backend)
+    if topology_spec.env_backend is not None:
+        env_config = replace(config.env, backend=topology_spec.env_backend)
     else:
-        own = shape.env_indices(roles.stepping.index(group.rank)) if group.rank in roles.stepping else ()
-        env_config = choose_backend(config.env, spec, len(own) or shape.local_num_envs, cores)
+        steps_envs = group.rank in layout.stepping
+        num_envs = len(shape.env_indices(layout.stepping.index(group.rank))) if steps_envs else 0
+        env_config = choose_backend(config.env, spec, num_envs or shape.local_num_envs, cores)
+
+    # 3. The model. Its initialisation follows from the seed, but machines may round it differently: rank 0's is taken.
     model = build_model(spec, config.model, config.seed, dtype).to(device)
     obs_normalizer = ObsNormalizer(spec.obs, device, dtype) if config.ppo.normalize_obs else None
-    begun_with = None
+    initial = None
     if config.init_from is not None and config.resume is None:
-        begun_with = load_initial(config.init_from)
-        take_initial_(begun_with, model, obs_normalizer)
+        initial = load_initial(config.init_from)
+        take_initial_(initial, model, obs_normalizer)
     parameters = FlatParameters(model)
-    group.broadcast_(parameters.vector.data)  # machines may differ in how they round the initialisation
+    group.broadcast_(parameters.vector.data)
+
+    # 4. The topology, which makes environments, collector and learner by the methods of the context.
     sampler = make_sampler(config, spec, shape.num_envs)
     context = RankContext(
         config,
         group,
         device,
         shape,
-        roles,
+        layout,
         spec,
         env_config,
         cores,
@@ -87,40 +81,77 @@ def build(config: Config, group: Group, device: torch.device) -> RankContext:
         obs_normalizer,
         sampler,
     )
-    topology = topology_of(declared)(context)
-    if begun_with is not None:
-        take_initial_rewards_(begun_with, topology.learner.reward_normalizer)
-    work = model.num_products() * shape.minibatch_size // len(roles.learning)
+    topology = topology_of(topology_spec)(context)
+    if initial is not None:
+        take_initial_rewards_(initial, topology.learner.reward_normalizer)
+
+    # 5. Threads of torch, by the multiplications of one minibatch. One thread in C++ is faster than several in torch.
+    num_products = model.num_products() * shape.minibatch_size // len(layout.learning)
     if why_not_cpp(config, model, device, topology.sync.name) is None:
-        work = 0  # one thread in C++ is faster than several in torch
-    torch.set_num_threads(threads_per_rank(config, local_world_size, work))
-    derived = _derived(context, topology, local_world_size)
-    context = replace(context, topology=topology, eval_ranks=eval_ranks_of(roles, declared), derived=derived)
+        num_products = 0
+    torch.set_num_threads(threads_per_rank(config, local_world_size, num_products))
+
+    # 6. Add the values that depend on all of the above.
+    context = replace(
+        context,
+        topology=topology,
+        eval_ranks=eval_ranks_of(layout, topology_spec),
+        derived=_derived(context, topology, local_world_size),
+    )
     sampler.attach(context)
     return context
 
 
+def topology_of(spec: TopologySpec) -> Callable[[RankContext], Topology]:
+    """Return the class that implements a topology. Raises ConfigError if it cannot be imported."""
+    subject = f"dist.topology={spec.name}: its implementation {spec.implementation}"
+    try:
+        topology_class = imported(spec.implementation)
+    except Exception as e:  # a user's module may raise anything
+        raise ConfigError(f"{subject} cannot be imported: {in_one_line(e)}") from e
+    if not callable(topology_class) or (
+        isinstance(topology_class, type) and not issubclass(topology_class, Topology)
+    ):
+        raise ConfigError(
+            f"{subject} is no subclass of ddppo.distributed.topologies.base.Topology: make it one"
+        )
+    return topology_class
+
+
+def eval_ranks_of(layout: Layout, spec: TopologySpec) -> tuple[int, ...]:
+    """Return the ranks that run evaluation episodes.
+
+    These are the ranks that learn, and those that act in step with them: they hold the current parameters.
+    """
+    roles = [role for role in layout.roles if role.learns or (role.acts and not spec.own_pace)]
+    return tuple(sorted(rank for role in roles for rank in role.ranks))
+
+
 def _derived(context: RankContext, topology: Topology, local_world_size: int) -> dict[str, Any]:
-    """Return what summary.json tells of the parts; all ranks call it."""
+    """Return the section "derived" of summary.json. All ranks call it, because the machines are gathered.
+
+    choose_backend adds "step" and "recurrence" to it.
+    """
     group, device = context.group, context.device
     machines = gather_machines(group, with_gpu=device.type == "cuda")
     derived = {
         "num_parameters": context.parameters.gradient.numel(),
-        "num_products": context.model.num_products(),  # of weights, for one observation
+        "num_products": context.model.num_products(),  # multiplications by a weight, for one observation
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "threads_per_rank": torch.get_num_threads(),
-        "env_backend": context.env_config.backend,
+        "env_backend": context.env_config.backend,  # never auto
+        # torchrun sets GROUP_WORLD_SIZE, the number of its agents, one for each node.
         "num_nodes": int(os.environ.get("GROUP_WORLD_SIZE", -(-group.world_size // local_world_size))),
         "num_hosts": len(machines),
-        "machines": machines,
-        "roles": [context.layout.role(rank).name for rank in range(group.world_size)],
-        "collective": group.name,
+        "machines": machines,  # of each: hostname, processor, GPU, cores and ranks
+        "roles": [context.layout.role(rank).name for rank in range(group.world_size)],  # by rank
+        "collective": group.name,  # the implementation of collectives
         "grad_sync": topology.sync.name if topology.learners.world_size > 1 else "none",
     }
     if images := images_in(context.model):
-        derived["images"] = images
+        derived["images"] = images  # the images that the model takes, in words
     if topology.collector is not None and topology.collector.whole_episodes:
-        derived["whole_episodes"] = True
+        derived["whole_episodes"] = True  # a rollout is one episode of each environment
     return derived
 
 
@@ -129,30 +160,28 @@ def _derived(context: RankContext, topology: Topology, local_world_size: int) ->
 
 @dataclass(slots=True)
 class TrainState:
-    """Iterations and env_steps done, the same on all ranks, and wall_s, this rank's seconds in them; a resumed run
-    counts on.
+    """The counters of a run. A checkpoint holds them, and a resumed run goes on counting."""
 
-    compiled_from: the first iteration whose steps were in machine code, None where they are eager.
-    """
-
-    iteration: int = 0
-    env_steps: int = 0
-    wall_s: float = 0.0
-    compiled_from: int | None = None
+    iteration: int = 0  # iterations done; equal on all ranks
+    env_steps: int = 0  # steps of all environments so far; equal on all ranks
+    wall_s: float = 0.0  # seconds that this rank spent in iterations
+    compiled_from: int | None = (
+        None  # the first iteration in C++ or compiled by torch; None while all are eager
+    )
 
 
-# -- What every rank holds a copy of: all copies are to be the same, and ranks compare them by a number.
+# -- Comparing ranks. Every rank holds a copy of the parameters, and all copies must be equal.
 
 
 def compared_content(context: RankContext) -> str:
-    """Return what `fingerprint` compares, for error messages."""
+    """Return a name for the values that `fingerprint` covers, for error messages."""
     return f"parameters or {context.sampler.name}" if context.sampler.name else "parameters"
 
 
 def fingerprint(context: RankContext) -> float:
-    """Return 48 bits of the hash of the parameters, and of the task sampler if it learns, exact in float64.
+    """Return 48 bits of a hash of the parameters, and of the task sampler if it learns; NaN on a rank without them.
 
-    NaN on a rank that does not hold them.
+    48 bits are exact in float64, so that the number travels with the other numbers of an iteration's report.
     """
     if context.group.rank not in context.eval_ranks:
         return math.nan
@@ -162,44 +191,50 @@ def fingerprint(context: RankContext) -> float:
     return int(digest[:12], 16)
 
 
-# -- What a new run begins with of another's: parameters and normalisers, as far as they fit (init_from).
+# -- init_from: a new run begins with parameters and normalisers of another run, as far as they fit.
+#
+# The launcher calls `warning_of_initial` once, before any rank starts. Every rank then loads the same checkpoint in
+# `build`. A parameter fits if the new model has one of that name and shape; all others keep their initialisation.
 
 
-_NAMED = 6  # parameters that a message names
+_MAX_LISTED = 6  # parameters that a message names
 
 
 def warning_of_initial(config: Config, spec: EnvSpec) -> str | None:
-    """Return what does not fit of what a run is to begin with; None where all does, or it begins with nothing.
+    """Return a warning that lists what of the checkpoint does not fit; None if all of it does, or there is none.
 
-    Raises ConfigError where there is no such checkpoint, or nothing of it fits.
+    Raises RunFolderError if there is no such checkpoint, and ConfigError if no parameter fits.
     """
     if config.init_from is None or config.resume is not None:
         return None
     state = load_initial(config.init_from)
     model = build_model(spec, config.model, config.seed, getattr(torch, config.dtype))
-    own, theirs = model.state_dict(), state["model"]
+    own, other = model.state_dict(), state["model"]
     fits = _fitting(model, state)
-    said = [
-        f"{name} {_sizes(theirs[name])}, here {_sizes(own[name])}"
-        for name in own.keys() & theirs.keys() - fits.keys()
+
+    # Parameters of another shape, those that the checkpoint lacks, and those that only the checkpoint has.
+    misfits = [
+        f"{name} {_shape(other[name])}, here {_shape(own[name])}"
+        for name in own.keys() & other.keys() - fits.keys()
     ]
-    said += [f"{name}, which it lacks" for name in own.keys() - theirs.keys()]
-    said += [f"{name}, which has no place here" for name in theirs.keys() - own.keys()]
+    misfits += [f"{name}, which it lacks" for name in own.keys() - other.keys()]
+    misfits += [f"{name}, which has no place here" for name in other.keys() - own.keys()]
     if not fits:
         raise ConfigError(
-            f"init_from={config.init_from}: no parameter fits the model of this run: {_listed(said)}: give the "
+            f"init_from={config.init_from}: no parameter fits the model of this run: {_listed(misfits)}: give the "
             "settings of env and model that it was trained with, or leave init_from out"
         )
-    said = [*([_listed(said)] if said else []), *_of_normalizers(config, spec, state)]
-    said += differences(state.get("spaces"), spec.spaces)
-    if not said:
+    # Then normalisers, and differences in meaning between the two tasks.
+    misfits = [*([_listed(misfits)] if misfits else []), *_misfits_of_normalizers(config, spec, state)]
+    misfits += differences(state.get("spaces"), spec.spaces)
+    if not misfits:
         return None
     taken = f"{len(fits)} of {len(own)} parameters are taken"
-    return f"init_from={config.init_from}: {taken}; what does not fit: {'; '.join(said)}"
+    return f"init_from={config.init_from}: {taken}; what does not fit: {'; '.join(misfits)}"
 
 
 def load_initial(init_from: str) -> dict[str, Any]:
-    """Return the state of a checkpoint, or of the last whole one of a run folder. Raises RunFolderError."""
+    """Return the state in a checkpoint file, or in the last whole checkpoint of a run folder. Raises RunFolderError."""
     path = Path(init_from)
     if path.is_dir() and not (path / "checkpoints").is_dir():
         raise RunFolderError(f"init_from={init_from}: not a run folder, it has no checkpoints")
@@ -209,7 +244,7 @@ def load_initial(init_from: str) -> dict[str, Any]:
 
 
 def take_initial_(state: dict[str, Any], model: torch.nn.Module, normalizer: ObsNormalizer | None) -> None:
-    """Give a model and its normaliser of observations what fits of a checkpoint's state."""
+    """Load the parameters of a checkpoint's state that fit, and the moments of observations if their shape is equal."""
     model.load_state_dict(_fitting(model, state), strict=False)
     moments = state.get("obs_moments")
     if normalizer is not None and moments is not None and moments.shape == normalizer.state.shape:
@@ -217,38 +252,40 @@ def take_initial_(state: dict[str, Any], model: torch.nn.Module, normalizer: Obs
 
 
 def take_initial_rewards_(state: dict[str, Any], normalizer: RewardNormalizer | None) -> None:
-    """Give a normaliser of rewards the checkpoint's moments, if it has any."""
+    """Load the moments of returns, if the checkpoint's state holds any and this run normalises rewards."""
     moments = state.get("return_moments")
     if normalizer is not None and moments is not None:
         normalizer.state = moments
 
 
 def _fitting(model: torch.nn.Module, state: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the parameters of a checkpoint's state that have the name and shape of one of the model."""
     own = model.state_dict()
     return {name: x for name, x in state["model"].items() if name in own and own[name].shape == x.shape}
 
 
-def _of_normalizers(config: Config, spec: EnvSpec, state: dict[str, Any]) -> list[str]:
+def _misfits_of_normalizers(config: Config, spec: EnvSpec, state: dict[str, Any]) -> list[str]:
+    """Return phrases for moments that only one of the two runs has, or that are of another size."""
     num_floats = sum(leaf.size for leaf in leaves(spec.obs) if leaf.is_float)
-    said = []
-    for key, setting, num in (
+    misfits = []
+    for key, setting, size in (
         ("obs_moments", "normalize_obs", num_floats),
         ("return_moments", "normalize_rewards", None),
     ):
         moments, is_wanted = state.get(key), getattr(config.ppo, setting)
         if moments is not None and not is_wanted:
-            said.append(f"{key}, which ppo.{setting}=false has no use for")
+            misfits.append(f"{key}, which ppo.{setting}=false has no use for")
         elif moments is None and is_wanted:
-            said.append(f"{key}, which it lacks for ppo.{setting}=true")
-        elif moments is not None and num is not None and moments.shape[1] != num:
-            said.append(f"{key} of {moments.shape[1]} numbers, here {num}")
-    return said
+            misfits.append(f"{key}, which it lacks for ppo.{setting}=true")
+        elif moments is not None and size is not None and moments.shape[1] != size:
+            misfits.append(f"{key} of {moments.shape[1]} numbers, here {size}")
+    return misfits
 
 
-def _sizes(x: torch.Tensor) -> str:
+def _shape(x: torch.Tensor) -> str:
     return f"[{', '.join(map(str, x.shape))}]"
 
 
-def _listed(said: list[str]) -> str:
-    more = f"; and {len(said) - _NAMED} more" if len(said) > _NAMED else ""
-    return "; ".join(sorted(said)[:_NAMED]) + more
+def _listed(misfits: list[str]) -> str:
+    more = f"; and {len(misfits) - _MAX_LISTED} more" if len(misfits) > _MAX_LISTED else ""
+    return "; ".join(sorted(misfits)[:_MAX_LISTED]) + more
