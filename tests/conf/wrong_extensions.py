@@ -19,7 +19,7 @@ LINES = {
     "ppo.losses=my_pkg.losses:still": "ppo.losses=my_pkg.losses:still: must be names and values, in braces",
     "model.hidden_sizes=64": "model.hidden_sizes=64: must be a list, in brackets",
     "log.metrics=[told]": "log.metrics=[told]: must be an import path like my_pkg.metrics:pushed_left",
-    "log.metrics=[math:pi]": "log.metrics=[math:pi]: is of type float: it must be a function, or a class of such",
+    "log.metrics=[math:pi]": "log.metrics=[math:pi]: is of type float: it must be a function, or a class with __call__",
     "log.metrics=[no_such:told]": "log.metrics=[no_such:told]: cannot be imported: ModuleNotFoundError",
     "log.metrics=[math:sqrt,math:sqrt]": "log.metrics names math:sqrt twice: leave one out",
 }

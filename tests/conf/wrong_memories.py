@@ -15,7 +15,7 @@ LINES = {
     "model=lstm distributed=device": "distributed=device with model.memory=lstm",
     "model=gru ppo=grpo": "ppo.algorithm=grpo with model.memory=gru: use ppo.algorithm=ppo",
     "model.name=tests.unit.remembering:Counter ppo.num_minibatches=9": "a minibatch consists of whole sequences",
-    "model.name=tests.unit.remembering:Sizeless": "Sizeless sets no state_size, so that nothing would be remembered",
+    "model.name=tests.unit.remembering:Sizeless": "Sizeless sets no state_size, so it would remember nothing",
     "model.name=tests.unit.seen_tasks:Looking model.memory=lstm model.shared_trunk=true": "no effect on a model of",
     "model.name=tests.unit.remembering:Forgetful": "parameters that differ from those of Forgetful.step, row after",
 }

@@ -18,13 +18,13 @@ LINES = {
     f"{_RUN} search.beta=-1": "search.beta=-1.0: must be at least 0",
     f"{_RUN} distributed=sync_actors dist.world_size=3": "only ddp gives environments orders: use it",
     f"{_RUN} ppo.algorithm=grpo": "use ppo.algorithm=ppo",
-    f"{_RUN} ppo.normalize_obs=true": "of all trials, so that no policy kept would see again",
+    f"{_RUN} ppo.normalize_obs=true": "change with every trial, so that a kept policy would see other observations",
     f"{_RUN} env.backend=remote": "use env.backend=auto",
     f"{_RUN} search.name=order": "must be one of orders (did you mean orders?), or null",
     f"{_RUN} search.name=no_such_pkg.searches:make": "cannot be made: ModuleNotFoundError",
     f"{_RUN} search.name=tests.conf.wrong_searches:nothing": "has no ask(): see ddppo.domains.cage2.search.campaign.Pr",
     f"search.name=orders {_BUDGET}": "env.id=CartPole-v1 observes no context of 25 numbers",
-    f"search.name=orders {_BUDGET} env.context=25": "publishes nothing, so that nobody knows what came of an order",
+    f"search.name=orders {_BUDGET} env.context=25": "publishes no results of episodes, which a search compares",
 }
 
 

@@ -29,7 +29,7 @@ def test_a_run_goes_on_approximately_alone(tmp_path):
     run_dir = tmp_path / "run"
     first = door(*CARTPOLE, run_dir=run_dir)
     assert first.code == 0, first.stderr
-    assert "envpool/CartPole-v1 is stepped by EnvPool, which hands over no state" in first.stderr
+    assert "envpool/CartPole-v1 is stepped by EnvPool, which cannot save its state" in first.stderr
     more = [
         sys.executable,
         "-m",

@@ -176,7 +176,7 @@ def test_logits_are_capped_and_scaled_as_the_language_model_says(net, tmp_path):
 def test_what_is_done_to_logits_and_not_known_is_refused(tmp_path, monkeypatch):
     path = saved("gemma2", tmp_path)
     monkeypatch.setattr(HuggingFacePolicy, "logits", lambda self, x: self.lm.get_output_embeddings()(x))
-    with pytest.raises(ConfigError, match="its logits are more than what its output layer says"):
+    with pytest.raises(ConfigError, match="its logits are not its output layer applied to the last hidden"):
         build_model(SPEC, of(path, lora_rank=0), 0, torch.float32)
 
 
@@ -295,5 +295,5 @@ def test_episodes_longer_than_the_model_has_positions_are_refused(path):
 
 
 def test_a_path_that_leads_nowhere_is_a_sentence(tmp_path):
-    with pytest.raises(ConfigError, match=r"model.hf_path=.*nothing: no .* can be had of it"):
+    with pytest.raises(ConfigError, match=r"model.hf_path=.*nothing: no .* can be loaded from it"):
         check_model(SPEC, of(str(tmp_path / "nothing")), torch.float32, num_envs=2)
