@@ -1,7 +1,12 @@
-"""What all environments of a run are in the midst of: gathered from the ranks that know, dealt to those that go on.
+"""The state of all environments in a checkpoint: episodes under way, so that a resumed run goes on within them.
 
-Everything is by the global index of the environment, so that any number of ranks, any backend and any topology that
-steps in turn may go on with it.
+    saving      every rank packs its part as a list of bytes (`Environments._pack`)
+                one gather brings all parts to rank 0, which reads them (`RankStates.read`)
+                rank 0 orders them by the global index of the environment (`_merged`), as the checkpoint holds them
+    restoring   every rank loads the checkpoint and takes the states of its own environments (`Environments.begin`)
+
+All is ordered by global index, so a run may go on with another number of ranks, backend or topology, as long as the
+environments are stepped in the same way (`missing`). The end of the file says when a run cannot be resumed exactly.
 """
 
 import json
@@ -25,19 +30,27 @@ from ddppo.loop.env_messages import joined, parted
 from ddppo.ppo.collector import Collector
 from ddppo.spaces import EnvSpec
 
-_WORTH = 4096  # bytes from which a state is compressed
-_OF_EPISODES: dict[str, type] = {"starts": np.bool_, "returns": np.float64, "lengths": np.int64}
+_COMPRESSED_FROM = 4096  # bytes of a state
+
+# Arrays [E] of a collector about episodes under way, and their types in a checkpoint.
+_EPISODE_ARRAYS: dict[str, type] = {
+    "starts": np.bool_,  # whether the next step begins an episode
+    "returns": np.float64,  # rewards so far, undiscounted
+    "lengths": np.int64,  # steps so far
+}
 
 
 class Environments:
-    """The environments of a rank, as checkpoints see them. All ranks come to `state` together.
-
-    why_not: why nobody can say what they are in the midst of, "" where that is nothing; the same on all ranks. doubt:
-    why this rank knows that states are not exact.
-    """
+    """The environments of this rank, as checkpoints see them. All ranks call `state` together."""
 
     def __init__(
-        self, context: RankContext, group: Group, why_not: str | None, doubt: str | None = None
+        self,
+        context: RankContext,
+        group: Group,
+        # Why checkpoints of this run hold no states, equal on all ranks; None if they do. "": there is nothing to hold,
+        # because every iteration begins new episodes.
+        why_not: str | None,
+        doubt: str | None = None,  # why this rank knows that its states would not be exact
     ) -> None:
         self._context = context
         self._group = group
@@ -45,187 +58,237 @@ class Environments:
         self._doubt = doubt
 
     def begin(self, reset: Callable[[], None], state: Mapping[str, Any] | None) -> str | None:
-        """Start the environments by `reset`, in the midst of what `state` returned, or anew.
+        """Start the environments, in the episodes of a checkpoint's `state` if it holds them, else in new ones.
 
-        Returns why they do not go on where they were, None if they do, or have nothing to go on with.
+        reset: resets all environments of this rank. Returns None, or why a resumed run begins new episodes.
         """
         if state is None or "missing" in state:
             reset()
             return None if state is None or self._why_not == "" else state["missing"]
         context = self._context
+
+        # 1. The environments: the next reset returns the observation of the state instead of a new episode's.
         env: Any = context.topology.env
         if env is not None:
             first = env.names.indices.start
             env.go_on_from({"envs": _states(state, range(first, first + env.num_envs))})
         reset()
+
+        # 2. The collector: returns and lengths so far, and the state of a model with memory.
         collector = context.topology.collector
         if isinstance(collector, Collector):
-            mine = slice(collector.first_env, collector.first_env + collector.env.num_envs)
-            for name in _OF_EPISODES:
-                getattr(collector, name)[:] = state[name][mine].numpy()
+            local = slice(collector.first_env, collector.first_env + collector.env.num_envs)
+            for name in _EPISODE_ARRAYS:
+                getattr(collector, name)[:] = state[name][local].numpy()
             if collector.memory is not None:
-                collector.memory.state.copy_(state["memory"][mine])
-        if (learned := self._learned()) is not None and state["discounted"] is not None:
-            first, discounted = learned
+                collector.memory.state.copy_(state["memory"][local])
+
+        # 3. The learner: discounted returns, by which rewards are normalised.
+        if (found := self._discounted_returns()) is not None and state["discounted"] is not None:
+            first, discounted = found
             discounted.copy_(state["discounted"][first : first + len(discounted)])
         return None
 
     def state(self) -> dict[str, Any] | None:
-        """Return what all environments are in the midst of, for a checkpoint of rank 0; None: of nothing."""
+        """Return the state of all environments on rank 0, for a checkpoint; None if there is nothing to save.
+
+        {"missing": why} if states are left out or cannot be saved.
+        """
         if self._why_not is not None:
             return {"missing": self._why_not} if self._why_not else None
-        told = _gathered(self._group, self._of_rank())
-        return _joined([_Told.of(part) for part in told], self._context.shape.num_envs) if told else None
+        by_rank = _gather_at_root(self._group, self._pack())
+        if not by_rank:  # not rank 0
+            return None
+        return _merged([RankStates.read(parts) for parts in by_rank], self._context.shape.num_envs)
 
-    def _learned(self) -> tuple[int, torch.Tensor] | None:
-        """Return the discounted returns that this rank scales rewards by, and the index of the first's environment."""
+    def _discounted_returns(self) -> tuple[int, torch.Tensor] | None:
+        """Return the reward normaliser's discounted returns, behind the global index of their first environment.
+
+        None if this rank does not learn, or rewards are not normalised.
+        """
         learning, rank = self._context.layout.learning, self._group.rank
         normalizer = self._context.topology.learner.reward_normalizer
         if rank not in learning or normalizer is None:
             return None
         return learning.index(rank) * len(normalizer.discounted), normalizer.discounted
 
-    def _of_rank(self) -> list[bytes]:
-        """Return what this rank knows: a head, arrays of episodes under way, discounted returns, memory, states.
+    def _pack(self) -> list[bytes]:
+        """Return this rank's part of the state, in the order in which `RankStates.read` reads it.
 
-        Behind them stands what is large in the states, once, however many environments have it.
+        A rank has only what its role gives it: with env_workers one rank steps environments and another one acts in
+        them. The header names the environments of each piece.
         """
-        program = self._context.topology
-        head: dict[str, Any] = {"why": self._doubt, "envs": [0, 0], "episodes": [0, 0], "discounted": [0, 0]}
-        beside: dict[str, bytes] = {}
-        collector = program.collector
-        env: Any = program.env
+        topology = self._context.topology
+        header: dict[str, Any] = {
+            "why": self._doubt,
+            "envs": [0, 0],
+            "episodes": [0, 0],
+            "discounted": [0, 0],
+        }
+        shared: dict[str, bytes] = {}
+        collector = topology.collector
+        env: Any = topology.env
         memory = b""
         states: list[bytes] = []
         if env is not None:
             try:
-                states = [_shrunk(packed(each, beside)) for each in env.state()["envs"]]
-            except EnvStateError as e:  # of a process that was just lost
-                head["why"] = str(e)
-            head["envs"] = [env.names.indices.start, len(states)]
-        episodes = [b""] * len(_OF_EPISODES)
+                states = [_compressed(packed(each, shared)) for each in env.state()["envs"]]
+            except EnvStateError as e:  # such as a process that was just lost
+                header["why"] = str(e)
+            header["envs"] = [env.names.indices.start, len(states)]
+        episodes = [b""] * len(_EPISODE_ARRAYS)
         if isinstance(collector, Collector):
-            head["episodes"] = [collector.first_env, collector.env.num_envs]
+            header["episodes"] = [collector.first_env, collector.env.num_envs]
             episodes = [
-                getattr(collector, name).astype(kind).tobytes() for name, kind in _OF_EPISODES.items()
+                getattr(collector, name).astype(kind).tobytes() for name, kind in _EPISODE_ARRAYS.items()
             ]
             if collector.memory is not None:
                 memory = collector.memory.state.double().cpu().numpy().tobytes()
         discounted = b""
-        if (learned := self._learned()) is not None:
-            head["discounted"] = [learned[0], len(learned[1])]
-            discounted = learned[1].double().cpu().numpy().tobytes()
-        head["beside"] = list(beside)
+        if (found := self._discounted_returns()) is not None:
+            header["discounted"] = [found[0], len(found[1])]
+            discounted = found[1].double().cpu().numpy().tobytes()
+        header["beside"] = list(shared)
         return [
-            json.dumps(head).encode(),
+            json.dumps(header).encode(),
             *episodes,
             discounted,
             memory,
             *states,
-            *map(_shrunk, beside.values()),
+            *map(_compressed, shared.values()),
         ]
 
 
-class _Told(NamedTuple):
-    """What a rank told. Each of the ranges is of global indices."""
+class RankStates(NamedTuple):
+    """One rank's part of the state, as rank 0 reads it. Ranges are of global indices of environments."""
 
-    why: str | None
-    envs: range
-    episodes: range
-    discounted: range
-    arrays: list[np.ndarray]
-    returns: np.ndarray
-    memory: np.ndarray
-    states: list[bytes]
-    beside: dict[str, bytes]
+    why: str | None  # why this rank's states cannot be saved; None if they can
+    envs: range  # environments that the rank steps: `states`
+    episodes: range  # environments in which the rank acts: `episode_arrays` and `memory`
+    discounted_envs: range  # environments from which the rank learns: `discounted`
+    episode_arrays: list[np.ndarray]  # [E] each, by _EPISODE_ARRAYS
+    discounted: np.ndarray  # [E] discounted returns; empty if rewards are not normalised
+    memory: np.ndarray  # [E * S] state of a model with memory; empty without memory
+    states: list[bytes]  # of each environment, packed
+    shared: dict[str, bytes]  # large arrays that several states hold, stored once and named by a hash
 
     @classmethod
-    def of(cls, parts: list[bytes]) -> "_Told":
-        head = json.loads(parts[0])
-        envs, episodes, discounted = (
-            range(head[name][0], sum(head[name])) for name in ("envs", "episodes", "discounted")
+    def read(cls, parts: list[bytes]) -> "RankStates":
+        """Return the value of `Environments._pack`, read."""
+        header = json.loads(parts[0])
+        envs, episodes, discounted_envs = (
+            range(header[name][0], sum(header[name])) for name in ("envs", "episodes", "discounted")
         )
-        arrays: list[np.ndarray] = [
-            np.frombuffer(part, kind) for part, kind in zip(parts[1:4], _OF_EPISODES.values(), strict=True)
+        episode_arrays: list[np.ndarray] = [
+            np.frombuffer(part, kind) for part, kind in zip(parts[1:4], _EPISODE_ARRAYS.values(), strict=True)
         ]
-        returns, memory = map(np.frombuffer, parts[4:6])
+        discounted, memory = map(np.frombuffer, parts[4:6])
         states, rest = parts[6 : 6 + len(envs)], parts[6 + len(envs) :]
-        beside = dict(zip(head["beside"], rest, strict=True))
-        return cls(head["why"], envs, episodes, discounted, arrays, returns, memory, states, beside)
+        shared = dict(zip(header["beside"], rest, strict=True))
+        return cls(
+            header["why"], envs, episodes, discounted_envs, episode_arrays, discounted, memory, states, shared
+        )
 
 
-def _joined(told: Sequence[_Told], num_envs: int) -> dict[str, Any]:
-    """Return what all ranks told, by the environments' indices; {"missing": why} where something is."""
-    if why := next((each.why for each in told if each.why), None):
+def _merged(by_rank: Sequence[RankStates], num_envs: int) -> dict[str, Any]:
+    """Return the states of all ranks in the order of environments; {"missing": why} if one cannot be saved.
+
+    The keys are those of a checkpoint: states, sizes, starts, returns, lengths, discounted; beside, blobs and
+    blob_sizes if states share large arrays; memory for a model with memory.
+    """
+    if why := next((rank.why for rank in by_rank if rank.why), None):
         return {"missing": why}
     states: list[bytes | None] = [None] * num_envs
-    episodes: dict[str, np.ndarray] = {name: np.zeros(num_envs, kind) for name, kind in _OF_EPISODES.items()}
-    num_known = 0
+    episodes: dict[str, np.ndarray] = {
+        name: np.zeros(num_envs, kind) for name, kind in _EPISODE_ARRAYS.items()
+    }
+    num_acted_in = 0
     discounted = np.zeros(num_envs)
-    memory = np.zeros((num_envs, max(x.memory.size // max(len(x.episodes), 1) for x in told)))
-    for each in told:
-        for i, state in zip(each.envs, each.states, strict=True):
+    # [N, S]; the ranks that act know S by the size of their part.
+    memory = np.zeros((num_envs, max(rank.memory.size // max(len(rank.episodes), 1) for rank in by_rank)))
+    for rank in by_rank:
+        for i, state in zip(rank.envs, rank.states, strict=True):
             states[i] = state
-        for of_all, own in zip(episodes.values(), each.arrays, strict=True):
-            of_all[each.episodes.start : each.episodes.stop] = own
-        memory[each.episodes.start : each.episodes.stop] = each.memory.reshape(
-            len(each.episodes), memory.shape[1]
+        for array, local in zip(episodes.values(), rank.episode_arrays, strict=True):
+            array[rank.episodes.start : rank.episodes.stop] = local
+        memory[rank.episodes.start : rank.episodes.stop] = rank.memory.reshape(
+            len(rank.episodes), memory.shape[1]
         )
-        num_known += len(each.episodes)
-        discounted[each.discounted.start : each.discounted.stop] = each.returns
+        num_acted_in += len(rank.episodes)
+        discounted[rank.discounted_envs.start : rank.discounted_envs.stop] = rank.discounted
+
+    # A topology of the user's own may have environments that none of its ranks names.
     known = [state for state in states if state is not None]
-    if len(known) < num_envs or num_known < num_envs:
-        return {"missing": "the program of its topology names neither all environments nor who acts in them"}
-    normalizes = any(each.discounted for each in told)
-    beside = {name: blob for each in told for name, blob in each.beside.items()}
+    if len(known) < num_envs or num_acted_in < num_envs:
+        return {"missing": "some environments are in no rank's Topology.env and Topology.collector"}
+    is_normalized = any(rank.discounted_envs for rank in by_rank)
+    shared = {name: blob for rank in by_rank for name, blob in rank.shared.items()}
     return {
-        **_stored("states", "sizes", known),
+        **_concatenated("states", "sizes", known),
         **(
-            {"beside": list(beside), **_stored("blobs", "blob_sizes", list(beside.values()))}
-            if beside
+            {"beside": list(shared), **_concatenated("blobs", "blob_sizes", list(shared.values()))}
+            if shared
             else {}
         ),
         **{name: torch.from_numpy(array) for name, array in episodes.items()},
-        "discounted": torch.from_numpy(discounted) if normalizes else None,
+        "discounted": torch.from_numpy(discounted) if is_normalized else None,
         **({"memory": torch.from_numpy(memory)} if memory.size else {}),
     }
 
 
-def _stored(name: str, sizes: str, parts: Sequence[bytes]) -> dict[str, torch.Tensor]:
-    """Return parts one after another and their sizes, as tensors, which load without unpickling."""
+def _concatenated(name: str, sizes: str, parts: Sequence[bytes]) -> dict[str, torch.Tensor]:
+    """Return parts one after another, and their sizes, as two tensors. Tensors load without unpickling."""
     content = torch.frombuffer(bytearray(b"".join(parts)), dtype=torch.uint8)
     return {name: content, sizes: torch.tensor(list(map(len, parts)))}
 
 
-def _parts(state: Mapping[str, Any], name: str, sizes: str, numbers: Iterable[int]) -> list[bytes]:
-    """Return the parts of these numbers of what `_stored` returned."""
+def _parts(state: Mapping[str, Any], name: str, sizes: str, places: Iterable[int]) -> list[bytes]:
+    """Return the parts at these places of the two tensors that `_concatenated` returned, decompressed."""
     bounds, content = [0, *state[sizes].cumsum(0).tolist()], state[name].numpy()
-    return [_grown(content[bounds[i] : bounds[i + 1]].tobytes()) for i in numbers]
+    return [_decompressed(content[bounds[i] : bounds[i + 1]].tobytes()) for i in places]
 
 
 def _states(state: Mapping[str, Any], envs: range) -> list[Any]:
-    """Return the states of environments of these indices."""
+    """Return the states of the environments of these global indices, from a checkpoint."""
     names = state.get("beside", [])
-    beside = (
+    shared = (
         dict(zip(names, _parts(state, "blobs", "blob_sizes", range(len(names))), strict=True))
         if names
         else {}
     )
-    return [unpacked(part, beside) for part in _parts(state, "states", "sizes", envs)]
+    return [unpacked(part, shared) for part in _parts(state, "states", "sizes", envs)]
 
 
-def how_saved(state: Mapping[str, Any]) -> str:
-    """Return by what means the first environment's state was taken, as ddppo.envs names it."""
-    return str(_states(state, range(1))[0].get("how"))
+def _compressed(state: bytes) -> bytes:
+    return b"z" + zlib.compress(state, 1) if len(state) >= _COMPRESSED_FROM else b"-" + state
+
+
+def _decompressed(state: bytes) -> bytes:
+    return zlib.decompress(state[1:]) if state[:1] == b"z" else state[1:]
+
+
+def _gather_at_root(group: Group, local: Sequence[bytes]) -> list[list[bytes]]:
+    """Return the parts of all ranks on rank 0, and [] on other ranks.
+
+    The bytes are not counted as communication of the topology: a checkpoint is not part of its iteration.
+    """
+    first = len(group.records)
+    parts, _ = gather_bytes(group, joined(local), at_root=True)
+    group.records[first:] = [record._replace(num_bytes=None) for record in group.records[first:]]
+    return [parted(part) for part in parts]
+
+
+# -- The size of a checkpoint, for the warning about large states.
 
 
 def what_is_large(state: Mapping[str, Any]) -> str:
-    """Return what takes most room in the first environment's state, "" where states are missing."""
+    """Return the name and size of the largest part of the first environment's state; "" if states are missing."""
     if "missing" in state:
         return ""
+    # Descend into the largest part until it has no named parts.
     path: list[str] = []
     value: Any = _states(state, range(1))[0]
-    while (items := _parts_of(value)) and (name := max(items, key=lambda each: size_of(items[each]))):
+    while (items := _parts_of(value)) and (name := max(items, key=lambda part: size_of(items[part]))):
         path, value = [*path, name], items[name]
     if path[:2] == ["saved", "task"]:
         path = [f"the task's {'.'.join(path[2:3])}"]
@@ -236,15 +299,15 @@ def what_is_large(state: Mapping[str, Any]) -> str:
 
 
 def _parts_of(value: Any) -> dict[str, Any]:
-    """Return the parts of a state that have names: those of dicts, unless one stands for another type, and of lists."""
-    if isinstance(value, dict):
+    """Return the named parts of a state: those of a dict, or the numbered dicts of a list (a chain of wrappers)."""
+    if isinstance(value, dict):  # a key that begins with \0 marks a value of another type (envs/saving.py)
         return {} if any(key.startswith("\0") for key in value) else value
-    is_chain = isinstance(value, list) and bool(value) and all(isinstance(each, dict) for each in value)
-    return {str(i): each for i, each in enumerate(value)} if is_chain else {}
+    is_chain = isinstance(value, list) and bool(value) and all(isinstance(part, dict) for part in value)
+    return {str(i): part for i, part in enumerate(value)} if is_chain else {}
 
 
 def size_of(value: Any) -> int:
-    """Return about how many bytes a part of a checkpoint takes."""
+    """Return the size of a part of a checkpoint in bytes, approximately."""
     if isinstance(value, (torch.Tensor, np.ndarray)):
         return int(value.nbytes)
     if isinstance(value, (str, bytes)):
@@ -254,70 +317,64 @@ def size_of(value: Any) -> int:
     return sum(map(size_of, value)) if isinstance(value, (list, tuple)) else 8
 
 
-def _shrunk(state: bytes) -> bytes:
-    return b"z" + zlib.compress(state, 1) if len(state) >= _WORTH else b"-" + state
-
-
-def _grown(state: bytes) -> bytes:
-    return zlib.decompress(state[1:]) if state[:1] == b"z" else state[1:]
-
-
-def _gathered(group: Group, mine: Sequence[bytes]) -> list[list[bytes]]:
-    """Return the parts of all ranks on rank 0, [] on others. No topology sends them: the messages are not counted."""
-    first = len(group.records)
-    parts, _ = gather_bytes(group, joined(mine), at_root=True)
-    group.records[first:] = [record._replace(num_bytes=None) for record in group.records[first:]]
-    return [parted(part) for part in parts]
-
-
-# -- Whether a resumed run is the one that was not interrupted, and what is said where it is not.
+# -- Whether a resumed run equals the uninterrupted run to the bit, and the messages if it does not.
 
 
 def is_between_episodes(config: Config, spec: EnvSpec) -> bool:
-    """Return whether environments are in the midst of nothing between iterations, for whole episodes are played."""
+    """Return whether every iteration begins new episodes, so that no episode is under way between iterations."""
     return make_sampler(config, spec, config.env.num_envs).every_iteration
 
 
 def why_left_out(config: Config) -> str | None:
-    """Return why checkpoints of a run do not hold what environments are in the midst of; None if they do."""
+    """Return why checkpoints of a run hold no states of environments; None if they do."""
     if find(config.dist.topology).own_pace:
-        return f"with distributed={config.dist.topology} actors go at their own pace, and who comes when is chance"
+        return (
+            f"with distributed={config.dist.topology} actors go at their own pace, and their timing is chance"
+        )
     return None if config.checkpoint.environments else "checkpoint.environments=false leaves them out"
 
 
 def warning(config: Config, spec: EnvSpec) -> str | None:
-    """Return what a run is to say at its start, where it could not be resumed exactly."""
+    """Return the warning at the start of a run that could not be resumed exactly; None if it could."""
     if config.resume_state == "approximate" or is_between_episodes(config, spec):
         return None
     why = why_left_out(config) or why_inexact(config.env)
     if why is None:
         return None
     return (
-        f"checkpoints will not hold what environments are in the midst of, for {why}: this run can be resumed with new "
+        f"checkpoints will not hold the states of environments, because {why}: this run can be resumed with new "
         "episodes only, which resume_state=approximate allows"
     )
 
 
 def missing(config: Config, spec: EnvSpec, state: dict[str, Any]) -> str | None:
-    """Return why a run cannot go on from a checkpoint's state exactly; None if it can."""
+    """Return why a run cannot go on exactly from a checkpoint's state; None if it can."""
     if is_between_episodes(config, spec):
         return None
-    # What a checkpoint holds is gone on from, unless the run says that it may be left aside.
-    may_leave_aside = find(config.dist.topology).own_pace or config.resume_state == "approximate"
-    if may_leave_aside and (why := why_left_out(config)):
+    # States that the checkpoint holds are used, unless the settings of the resumed run leave them out and allow
+    # approximate results.
+    may_leave_out = find(config.dist.topology).own_pace or config.resume_state == "approximate"
+    if may_leave_out and (why := why_left_out(config)):
         return why
-    held = state.get("environments") or {"missing": "it is of a run that played whole episodes"}
+    held = state.get("environments") or {"missing": "it is of a run that collected whole episodes"}
     if "missing" in held:
         return str(held["missing"])
-    was, now = _kind(how_saved(held)), _kind_now(config)
-    if was != now:
+    # A batch of environments saves other values than single environments do.
+    before, now = _kind(how_saved(held)), _current_kind(config)
+    if before != now:
         return (
-            f"{config.env.id} was stepped {was} and is stepped {now} now, each with states of its own: keep "
+            f"{config.env.id} was stepped {before} and is stepped {now} now, each with states of its own: keep "
             "env.backend and dist.topology"
         )
     return None
 
 
+def how_saved(state: Mapping[str, Any]) -> str:
+    """Return the name of the method by which the first environment was saved (envs/saving.py)."""
+    return str(_states(state, range(1))[0].get("how"))
+
+
+# How environments are stepped, by the method that saved them; all other methods save them "one by one".
 _KINDS = {"batched": "as one batch", "games": "by ale-py's batch"}
 
 
@@ -325,7 +382,7 @@ def _kind(how: str) -> str:
     return _KINDS.get(how, "one by one")
 
 
-def _kind_now(config: Config) -> str:
+def _current_kind(config: Config) -> str:
     backend = find(config.dist.topology).env_backend or config.env.backend
     if config.env.is_ale and backend in ("auto", "gym_vector"):
         return _KINDS["games"]

@@ -1,6 +1,9 @@
-"""Deterministic evaluation: the mode of the policy, frozen normalisers, fixed-seed environments of their own.
+"""Evaluation: a policy plays episodes with the mode of its distribution and frozen normalisers.
 
-Episode j starts from seed (seed, "eval", j) whoever plays it, so scores do not depend on W, nor on what training did.
+Read from top to bottom: `Policy` is a model that acts, `play_episodes` plays episodes in a batch of environments,
+`Evaluator` is the part of it that a kind of task may replace, and `RunEvaluator` splits the episodes of an evaluation
+over the ranks of a run. Episode j starts from seed (seed, "eval", j) on whichever rank it is played, and environments
+are made for evaluation alone. So scores depend neither on W nor on the random numbers that training has drawn.
 """
 
 import json
@@ -46,40 +49,45 @@ from ddppo.records.summary import evaluation_metrics
 from ddppo.seeding import derived_seed, stream
 from ddppo.spaces import ArraySpec, EnvSpec, each
 
-_LONGEST_EPISODE = 300_000  # steps; a policy that never ends its task would be evaluated for ever
+_LONGEST_EPISODE = 300_000  # steps; a longer episode is an error, because some tasks never end
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Undiscounted returns and lengths (steps; tokens typed, of text) of episodes, in the order of their numbers.
+    """Results of episodes, in the order of their numbers."""
 
-    Where the evaluator is told, also whether each achieved what was asked, 1 or 0, NaN where the environment does not
-    tell, and the tier of its task, "" where it has none.
-    """
+    returns: tuple[float, ...]  # undiscounted
+    lengths: tuple[int, ...]  # steps; for tasks of text, tokens that the policy typed
+    # Only from evaluators that know it, else empty:
+    achieved: tuple[
+        float, ...
+    ] = ()  # 1 or 0, whether the episode achieved its goal; NaN if the task does not say
+    tiers: tuple[str, ...] = ()  # the tier of the episode's task; "" if it has none
 
-    returns: tuple[float, ...]
-    lengths: tuple[int, ...]
-    achieved: tuple[float, ...] = ()
-    tiers: tuple[str, ...] = ()
+
+# -- A model that acts.
 
 
 class PolicyMemory:
-    """What a policy remembers of E environments that it acts in: `state` `[E, S]`, 0 where episodes start."""
+    """The state of a model with memory in E environments, while its policy acts outside of training."""
 
     def __init__(self, model: ActorCritic, num_envs: int) -> None:
-        self.state = next(model.parameters()).new_zeros(num_envs, model.state_size)
+        self.state = next(model.parameters()).new_zeros(
+            num_envs, model.state_size
+        )  # [E, S], 0 at episode starts
 
     @torch.inference_mode()
     def forget(self, envs: np.ndarray) -> None:
-        """Forget what was of some environments, by their indices or as `[E]` bool: new episodes start there."""
+        """Set the state of some environments, by indices or as `[E]` bool, to 0: new episodes start there."""
         self.state[torch.from_numpy(envs)] = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A model with its observation normaliser.
+    """A model with its observation normaliser, which acts on NumPy arrays.
 
-    What a model with memory says follows from what it `remembered`; without, each observation starts an episode.
+    A model with memory gets a `PolicyMemory`, which each call moves on by a step. Without one, every observation is
+    taken as the first of an episode.
     """
 
     model: ActorCritic
@@ -87,18 +95,16 @@ class Policy:
     spec: EnvSpec
 
     def memory(self, num_envs: int) -> PolicyMemory | None:
-        """Return what it remembers at the start of episodes, None of a model without memory."""
+        """Return the memory at the start of episodes; None for a model without memory."""
         return PolicyMemory(self.model, num_envs) if self.model.state_size else None
 
     @torch.inference_mode()
-    def act(
-        self, obs: ObsArrays, mask: np.ndarray | None, remembered: PolicyMemory | None = None
-    ) -> np.ndarray:
+    def act(self, obs: ObsArrays, mask: np.ndarray | None, memory: PolicyMemory | None = None) -> np.ndarray:
         """Return the mode of the policy for obs `[E, *shape]` as actions `[E, *action.shape]`."""
-        return self.distribution(self.params(obs, remembered), mask).mode().cpu().numpy()
+        return self.distribution(self.params(obs, memory), mask).mode().cpu().numpy()
 
     def noise(self, streams: Sequence[np.random.Generator]) -> np.ndarray:
-        """Draw the noise `[E, model.num_noise]` of a step, of each environment by its own stream."""
+        """Draw the action noise `[E, model.num_noise]` of a step, for each environment from its own stream."""
         size, is_normal = self.model.num_noise, self.spec.action.kind == "box"
         return np.stack([s.standard_normal(size) if is_normal else s.random(size) for s in streams])
 
@@ -108,15 +114,15 @@ class Policy:
         obs: ObsArrays,
         mask: np.ndarray | None,
         noise: np.ndarray,
-        remembered: PolicyMemory | None = None,
+        memory: PolicyMemory | None = None,
     ) -> np.ndarray:
-        """Return actions drawn by noise `[E, model.num_noise]`, of the law that `ActionDistribution.sample` names."""
-        params = self.params(obs, remembered)
+        """Return actions sampled with noise `[E, model.num_noise]`; `ActionDistribution.sample` is the mapping."""
+        params = self.params(obs, memory)
         return self.distribution(params, mask).sample(torch.from_numpy(noise)).numpy()
 
     @torch.inference_mode()
-    def params(self, obs: ObsArrays, remembered: PolicyMemory | None = None) -> torch.Tensor:
-        """Return the action parameters `[E, P]` for obs `[E, *shape]`, and have `remembered` go on."""
+    def params(self, obs: ObsArrays, memory: PolicyMemory | None = None) -> torch.Tensor:
+        """Return the action parameters `[E, P]` for obs `[E, *shape]`, and move `memory` on by this step."""
         parameter = next(self.model.parameters())
 
         def tensor(leaf: ArraySpec, array: np.ndarray) -> torch.Tensor:
@@ -124,34 +130,37 @@ class Policy:
             return torch.from_numpy(array).to(parameter.device, kind)
 
         x = each(tensor, self.spec.obs, obs)
-        given = x if self.normalizer is None else self.normalizer(x)
-        if remembered is None:
-            return self.model.action_params(given)
-        params, _, remembered.state = self.model.step(given, remembered.state)
+        inputs = x if self.normalizer is None else self.normalizer(x)
+        if memory is None:
+            return self.model.action_params(inputs)
+        params, _, memory.state = self.model.step(inputs, memory.state)
         return params
 
     def distribution(self, params: torch.Tensor, mask: np.ndarray | None) -> ActionDistribution:
-        """Return the distribution that action parameters `[E, P]` describe, of what `mask` `[E, mask_size]` allows."""
+        """Return the distribution with action parameters `[E, P]`, restricted to actions that `mask` allows.
+
+        mask: `[E, mask_size]` bool.
+        """
         allowed = None if mask is None else torch.from_numpy(mask).to(params.device)
         return self.model.distribution(params, allowed)
 
 
 def load_policy(config: Config, state: dict[str, Any]) -> Policy:
-    """Return the policy of a checkpoint's `state` for the task and model that `config` names.
+    """Return the policy of a checkpoint's `state`, for the task and model that `config` names.
 
-    Raises RunFolderError if its parameters are those of another model or task, be it that they fit: unless
-    config.other_spaces says that this is meant.
+    Raises RunFolderError if the parameters do not fit, or if the task's spaces differ in meaning from those that the
+    policy was trained on. config.other_spaces=true allows such differences.
     """
     spec, device, dtype = probe(config.env), resolve_device(config.device), getattr(torch, config.dtype)
-    if not config.other_spaces and (said := differences(state.get("spaces"), spec.spaces)):
+    if not config.other_spaces and (found := differences(state.get("spaces"), spec.spaces)):
         raise RunFolderError(
             f"{config.env.id} is not the task that the checkpoint of iteration {state['iteration']} was trained on: "
-            f"{'; '.join(said)}: make it as it was, or add other_spaces=true if this is meant"
+            f"{'; '.join(found)}: make it as it was, or add other_spaces=true if this is meant"
         )
     model = build_model(spec, config.model, config.seed, dtype).to(device)
     try:
         model.load_state_dict(state["model"])
-    except RuntimeError as e:  # names every parameter, on as many lines
+    except RuntimeError as e:  # torch's message has a line for every parameter
         raise RunFolderError(
             f"the checkpoint of iteration {state['iteration']} does not fit {config.env.id} and model.name="
             f"{config.model.name} as config.yaml of this run describes them: it is another run's"
@@ -163,27 +172,31 @@ def load_policy(config: Config, state: dict[str, Any]) -> Policy:
     return Policy(model, normalizer, spec)
 
 
+# -- Playing episodes.
+
+
 def play_episodes(
     policy: Policy, env: VecEnv, episodes: Sequence[int], seed: int, options: dict[str, Any] | None = None,
     *, deterministic: bool = True, check_stop: Callable[[], None] = lambda: None,
 ) -> Scores:  # fmt: skip
-    """Play the episodes of these numbers, as many side by side as `env` has environments.
+    """Play the episodes with these numbers, in waves of one episode for each environment of `env`.
 
-    options: that each begins with, if any. deterministic: by the mode, else actions are drawn, of each episode by a
-    stream of its own. check_stop: called before every step; what it raises ends the episodes.
+    Args:
+        options: reset options of every episode, if any.
+        deterministic: act with the mode of the policy; else sample, each episode from its own random stream.
+        check_stop: called before every step; an exception that it raises ends the evaluation.
     """
-    of_all = None if options is None else [options] * env.num_envs
+    options_of_all = None if options is None else [options] * env.num_envs
     returns = np.zeros(len(episodes))
     lengths = np.zeros(len(episodes), dtype=np.int64)
     for first in range(0, len(episodes), env.num_envs):
         wave = episodes[first : first + env.num_envs]
-        numbers = [
-            wave[i % len(wave)] for i in range(env.num_envs)
-        ]  # a short last wave repeats episodes, unread
+        # Every environment plays in every wave. In a short last wave, some repeat episodes, whose results are not read.
+        numbers = [wave[i % len(wave)] for i in range(env.num_envs)]
         seeds = [derived_seed(seed, "eval", j) for j in numbers]
-        streams = [] if deterministic else [stream(of_episode, "action") for of_episode in seeds]
-        obs, mask = env.reset(seeds, of_all)
-        playing, remembered = np.arange(env.num_envs) < len(wave), policy.memory(env.num_envs)
+        streams = [] if deterministic else [stream(episode_seed, "action") for episode_seed in seeds]
+        obs, mask = env.reset(seeds, options_of_all)
+        playing, memory = np.arange(env.num_envs) < len(wave), policy.memory(env.num_envs)
         steps = 0
         while playing.any():
             steps += 1
@@ -194,76 +207,87 @@ def play_episodes(
                 )
             check_stop()
             if deterministic:
-                actions = policy.act(obs, mask, remembered)
+                actions = policy.act(obs, mask, memory)
             else:
-                actions = policy.sample(obs, mask, policy.noise(streams), remembered)
+                actions = policy.sample(obs, mask, policy.noise(streams), memory)
             step = env.step(actions)
+            # An environment whose episode has ended steps on in a new one, which is not counted; neither are
+            # pseudo-steps, which only reset.
             counted = playing & step.valid
             index = first + np.flatnonzero(counted)
             returns[index] += step.rewards[counted]
             lengths[index] += 1
             playing[step.ended] = False
-            if remembered is not None:
-                remembered.forget(step.terminated | step.truncated | ~step.valid)
+            if memory is not None:
+                memory.forget(step.terminated | step.truncated | ~step.valid)
             obs, mask = step.obs, step.action_mask
     return Scores(tuple(returns.tolist()), tuple(int(n) for n in lengths))
 
 
 class Evaluator:
-    """Plays the episodes of an evaluation, here in batches of environments that it makes for each.
+    """Plays the episodes of an evaluation, in batches of environments that it makes for each evaluation.
 
-    A plugin names a subclass for actions of a kind that no such batch takes (`Plugin.evaluators`, `evaluator_of`).
-    num_columns: numbers that it tells of an episode, the return first. unit: of the lengths of episodes.
-    in_training_envs: while a run trains, the rank's own environments are played in, which lie idle then.
+    A plugin may name a subclass for tasks whose actions are of its own kind, such as text (`Plugin.evaluators`).
     """
 
-    num_columns = 2
-    unit = "steps"
-    in_training_envs = False
+    num_columns = 2  # numbers that `play` returns for each episode; the first is its return
+    unit = "steps"  # of the lengths of episodes
+    in_training_envs = (
+        False  # whether a run is evaluated in the rank's own environments, idle between iterations
+    )
 
-    def __init__(self, policy: Policy, config: Config, collector: RolloutCollector | None = None) -> None:
-        """collector: of the rank that trains; None where a policy is evaluated by itself."""
+    def __init__(
+        self,
+        policy: Policy,
+        config: Config,
+        collector: RolloutCollector
+        | None = None,  # of the rank, in a run; None when only a policy is evaluated
+    ) -> None:
         self.policy = policy
         self.config = config
         self.collector = collector
 
     def num_episodes(self, asked: int) -> int:
-        """Return how many episodes are played where so many are asked for."""
+        """Return the number of episodes to play if `asked` are asked for."""
         return asked
 
     def play(
-        self, lots: Sequence[Sequence[int]], num_envs: int, seed: int, options: dict[str, Any] | None = None,
+        self, chunks: Sequence[Sequence[int]], num_envs: int, seed: int, options: dict[str, Any] | None = None,
         *, deterministic: bool = True, check_stop: Callable[[], None] = lambda: None,
     ) -> list[torch.Tensor]:  # fmt: skip
-        """Play lots of episodes by their numbers, one lot after another; return their numbers, `[n, num_columns]` each.
+        """Play chunks of episodes, one chunk after another; return numbers of the episodes, `[n, num_columns]` a chunk.
 
-        num_envs: environments that an own batch may have. Else as `play_episodes`.
+        Args:
+            chunks: the numbers of the episodes of each chunk.
+            num_envs: the most environments to step side by side.
+            options, deterministic, check_stop: as for `play_episodes`.
         """
-        found: list[torch.Tensor] = []
+        results: list[torch.Tensor] = []
         env = make_eval_env(self.config.env, num_envs)
         try:
-            for lot in lots:
+            for chunk in chunks:
                 scores = play_episodes(
-                    self.policy, env, lot, seed, options, deterministic=deterministic, check_stop=check_stop
+                    self.policy, env, chunk, seed, options, deterministic=deterministic, check_stop=check_stop
                 )
                 rows = list(zip(scores.returns, scores.lengths, strict=True))
-                found.append(torch.tensor(rows, dtype=torch.float64, device="cpu"))  # a task may set another
+                # device: the user's task may have changed torch's default device.
+                results.append(torch.tensor(rows, dtype=torch.float64, device="cpu"))
         finally:
             env.close()
-        return found
+        return results
 
     def scores(self, columns: Sequence[Sequence[float]]) -> Scores:
-        """Return the scores of episodes of which `columns` hold the numbers. Raises TrainingError if there are none."""
+        """Return the scores of all episodes, from the columns of `play`. Raises TrainingError if all are lost."""
         returns, lengths = columns
         return Scores(tuple(returns), tuple(int(n) for n in lengths))
 
     def metrics(self, scores: Scores) -> dict[str, float]:
-        """Return metrics of the evaluation besides those of returns and lengths."""
+        """Return metrics of the evaluation beside those of returns and lengths."""
         return {}
 
 
 def evaluator_of(spec: EnvSpec) -> type[Evaluator]:
-    """Return the class that evaluates policies in tasks of this kind."""
+    """Return the class that evaluates policies in tasks with this kind of actions."""
     path = added("evaluators").get(spec.action.kind)
     if path is None:
         return Evaluator
@@ -271,35 +295,39 @@ def evaluator_of(spec: EnvSpec) -> type[Evaluator]:
     return found
 
 
-# -- Evaluation while a run trains: who plays which episode, the best scores so far, and when the target was reached.
+# -- Evaluation of a run: its ranks share the episodes, and all ranks get all scores.
+#
+# Episodes are divided into L = len(eval_ranks) * num_shards chunks; chunk c holds the episodes c, c + L, c + 2 L, ...,
+# and each rank that evaluates plays its num_shards chunks one after another. With dist.reduction=ordered, L is the same
+# at any W: each chunk is a batch of its own, so that every episode has the same bits at any W.
 
 
-_MAX_EVAL_ENVS = 64
+_MAX_EVAL_ENVS = 64  # side by side on a rank
 
 
 class RunEvaluator:
-    """What evaluations have said so far, the same on all ranks; empty dicts where there was none, or no such.
-
-    best: metrics of the best evaluation, and its env_steps. target: when target_return was first reached.
-    num_shards: lots of episodes that each rank plays one by one; where results are to be the same bits at any W, there
-    are as many of all ranks.
-    """
+    """Evaluates a run between iterations and at its end. All ranks call its methods together."""
 
     def __init__(self, context: RankContext) -> None:
         self.config = context.config
         policy = Policy(context.model, context.obs_normalizer, context.spec)
         self.evaluator = evaluator_of(context.spec)(policy, context.config, context.topology.collector)
         self.group = context.group
-        self.eval_ranks = list(context.eval_ranks)  # ranks that can play: they hold the parameters
-        self.num_shards = context.shape.local_num_shards
-        self.best: dict[str, float] = {}
+        self.eval_ranks = list(context.eval_ranks)  # the ranks that play episodes: they hold the parameters
+        self.num_shards = (
+            context.shape.local_num_shards
+        )  # chunks of each of them; 1 but for dist.reduction=ordered
+        self.best: dict[
+            str, float
+        ] = {}  # metrics and env_steps of the best evaluation so far; {} before the first
+        # time_to_target_s and steps_to_target of the first evaluation that reached target_return; {} before.
         self.target: dict[str, float] = {}
 
     def restore(self, state: dict[str, Any], folder: Path) -> None:
-        """Go on from a checkpoint's state, with the best policy that it names in its place in `folder`.
+        """Go on from a checkpoint's state, and put the best policy that it names into its place in `folder`.
 
-        A crash may have undone the iteration of a later one, which goes by another name then. Where there is none, as
-        after damage, the best scores are forgotten.
+        A crash may have undone the iteration of a later best.pt, which is renamed. If the file of the named policy is
+        lost or damaged, the best scores are forgotten, so that the next evaluation writes a new one.
         """
         self.best, self.target, is_there = state["best"], state["target"], False
         if self.group.rank == 0:
@@ -319,20 +347,22 @@ class RunEvaluator:
     ) -> tuple[dict[str, Any], bool]:
         """Evaluate after env_steps and wall_s of training; return eval/* metrics, and whether it is the best so far.
 
-        options: that episodes begin with, where the evaluator gives none of its own. stop: whose signal cuts the
-        evaluation short. Raises EvaluationFailed, on all ranks alike, where one rank came to no scores; the best so far
-        stays that.
+        Args:
+            is_last: this is the final evaluation, after training.
+            options: reset options of the episodes, unless the evaluator chooses its own.
+            stop: its signal cuts the evaluation short.
+
+        Raises EvaluationFailed on all ranks together, if the episodes of any rank fail; `best` stays as it was.
         """
         start = time.perf_counter()
 
         def check_stop() -> None:
-            if (
-                stop is not None and stop.signal is not None
-            ):  # the end of run.max_minutes does not count: see Loop
+            # A signal only: the end of run.max_minutes does not cut the final evaluation short.
+            if stop is not None and stop.signal is not None:
                 raise Stopped(stop.signal)
 
-        scores = self._play(num_episodes, self._most_envs(is_last=is_last), options, check_stop)
-        if not math.isfinite(total := sum(scores.returns)):  # nothing would ever be better than NaN
+        scores = self._all_scores(num_episodes, self._max_envs(is_last=is_last), options, check_stop)
+        if not math.isfinite(total := sum(scores.returns)):  # no later mean would be greater than NaN
             raise EvaluationFailed(f"the mean return of {self.config.env.id} is {total:g}")
         metrics = evaluation_metrics(scores.returns, scores.lengths, time.perf_counter() - start)
         metrics |= self.evaluator.metrics(scores)
@@ -346,88 +376,96 @@ class RunEvaluator:
             self.target = {"time_to_target_s": wall_s, "steps_to_target": env_steps}
         return metrics, is_best
 
-    def _most_envs(self, *, is_last: bool) -> int:
-        """Return how many environments a player may have: served ones are only as many as there are slots."""
+    def _max_envs(self, *, is_last: bool) -> int:
+        """Return how many environments a rank may step side by side; a server has a limited number of them."""
         env = self.config.env
         if not env.urls:
             return _MAX_EVAL_ENVS
-        if is_last and not find(self.config.dist.topology).own_pace:  # those of training have been given back
-            return max(1, min(_MAX_EVAL_ENVS, env.num_envs // self._num_lots))
+        if is_last and not find(self.config.dist.topology).own_pace:  # training has closed its environments
+            return max(1, min(_MAX_EVAL_ENVS, env.num_envs // self._num_chunks))
         return 1
 
-    def _play(
+    def _all_scores(
         self,
         num_episodes: int,
-        most_envs: int,
+        max_envs: int,
         options: dict[str, Any] | None,
         check_stop: Callable[[], None],
     ) -> Scores:
-        """Play episodes 0 to num_episodes - 1, dealt to the players in turn; all ranks return all scores."""
+        """Play episodes 0 to num_episodes - 1 on the ranks that evaluate, and return all scores on all ranks."""
         evaluator, num_episodes = self.evaluator, self.evaluator.num_episodes(num_episodes)
-        lots = [lot for lot in self._lots(num_episodes) if lot]
-        num_envs = min(self._most_of_a_lot(num_episodes), most_envs)
 
-        def play_mine() -> list[torch.Tensor]:
-            if not lots:
+        # 1. This rank's episodes.
+        chunks = [chunk for chunk in self._local_chunks(num_episodes) if chunk]
+        num_envs = min(self._chunk_size(num_episodes), max_envs)
+
+        def play_local() -> list[torch.Tensor]:
+            if not chunks:
                 return []
-            return evaluator.play(lots, num_envs, self.config.seed, options, check_stop=check_stop)
+            return evaluator.play(chunks, num_envs, self.config.seed, options, check_stop=check_stop)
 
-        columns = self._of_all(self._agreed(play_mine), evaluator.num_columns, num_episodes)
+        results = self._unless_any_failed(play_local)
+
+        # 2. One gather of all results; every rank computes the same scores from them.
+        columns = self._gather(results, evaluator.num_columns, num_episodes)
         try:
             return evaluator.scores(columns)
-        except TrainingError as e:  # all episodes were lost, which all ranks see alike
+        except TrainingError as e:  # all episodes were lost; every rank raises it
             raise EvaluationFailed(str(e)) from e
 
-    def _agreed(self, play_mine: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
-        """Return what `play_mine` returns, once all ranks have told that theirs did. Raises EvaluationFailed on all.
+    def _unless_any_failed(self, play_local: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
+        """Return the result of `play_local`, after it has returned on all ranks. Raises EvaluationFailed on all ranks.
 
-        A rank whose episodes fail says so here instead of leaving the others to wait for its scores.
+        A rank whose episodes fail reports it here. Otherwise the other ranks would wait for its scores until a timeout.
         """
-        parts: list[torch.Tensor] = []
+        results: list[torch.Tensor] = []
         fault: BaseException | None = None
         try:
-            parts = play_mine()
-        except CollectiveError:  # nothing can be told
+            results = play_local()
+        except CollectiveError:  # a rank is lost, so nothing can be gathered
             raise
-        except (Exception, SystemExit, KeyboardInterrupt) as e:  # of the user's task: anything
+        except (Exception, SystemExit, KeyboardInterrupt) as e:  # the user's task may raise anything
             fault = e
-        said = b"" if fault is None else json.dumps(_in_words(fault)).encode()
-        told, _ = gather_bytes(self.group, said)
-        for rank, words in enumerate(told):
-            if words:
-                sentence, signal = json.loads(words)
-                where = f"rank {rank}: " if len(told) > 1 and signal is None else ""
+        local_report = b"" if fault is None else json.dumps(_in_words(fault)).encode()
+        reports, _ = gather_bytes(self.group, local_report)
+        for rank, report in enumerate(reports):
+            if report:  # every rank raises the fault of the first rank that has one
+                sentence, signal = json.loads(report)
+                where = f"rank {rank}: " if len(reports) > 1 and signal is None else ""
                 cause = fault or CollectiveError(f"an evaluation failed: {where}{sentence}")
                 raise EvaluationFailed(where + sentence, _trace_of(fault), signal) from cause
-        return parts
+        return results
 
     @property
-    def _num_lots(self) -> int:
+    def _num_chunks(self) -> int:
         return len(self.eval_ranks) * self.num_shards
 
-    def _most_of_a_lot(self, num_episodes: int) -> int:
-        return -(-num_episodes // self._num_lots)
+    def _chunk_size(self, num_episodes: int) -> int:
+        """Return the number of episodes of the largest chunk."""
+        return -(-num_episodes // self._num_chunks)
 
-    def _lots(self, num_episodes: int) -> list[range]:
-        """Return the numbers of this rank's episodes in each of its lots."""
+    def _local_chunks(self, num_episodes: int) -> list[range]:
+        """Return the numbers of the episodes in each of this rank's chunks."""
         if self.group.rank not in self.eval_ranks:
             return []
         first = self.eval_ranks.index(self.group.rank) * self.num_shards
-        return [range(first + s, num_episodes, self._num_lots) for s in range(self.num_shards)]
+        return [range(first + s, num_episodes, self._num_chunks) for s in range(self.num_shards)]
 
-    def _of_all(self, lots: Sequence[torch.Tensor], num_columns: int, num_episodes: int) -> list[list[float]]:
-        """Return numbers of all episodes by episode, of rows `[n, k]` of this rank's lots, as k lists."""
-        most = self._most_of_a_lot(num_episodes)
-        own = torch.full((self.num_shards, most, num_columns), math.nan, dtype=torch.float64)
-        for of_lot, rows in zip(own, lots, strict=False):
-            of_lot[: len(rows)] = rows
-        # [W, S, n/L, k] -> [L, n/L, k] -> [n/L, L, k] -> by episode, L lots of all P players
-        dealt = self.group.gather(own)[self.eval_ranks].flatten(0, 1).transpose(0, 1).flatten(0, 1)
-        return dealt[:num_episodes].T.tolist()
+    def _gather(
+        self, results: Sequence[torch.Tensor], num_columns: int, num_episodes: int
+    ) -> list[list[float]]:
+        """Return the k columns of all episodes in their order; `results` are this rank's, `[n, k]` for each chunk."""
+        size = self._chunk_size(num_episodes)
+        local = torch.full((self.num_shards, size, num_columns), math.nan, dtype=torch.float64)
+        for padded, rows in zip(local, results, strict=False):  # a short chunk keeps NaN behind its rows
+            padded[: len(rows)] = rows
+        # [W, S, n, k] -> [R, S, n, k] of the ranks that evaluate -> [L, n, k] -> [n, L, k] -> [n L, k], by episode
+        by_episode = self.group.gather(local)[self.eval_ranks].flatten(0, 1).transpose(0, 1).flatten(0, 1)
+        return by_episode[:num_episodes].T.tolist()
 
 
 def _in_words(fault: BaseException) -> tuple[str, int | None]:
-    """Return what ended a rank's episodes in a sentence, and the number of the signal if it was one."""
+    """Return a sentence about the fault that ended a rank's episodes, and the number of the signal if it was one."""
     if isinstance(fault, KeyboardInterrupt):
         stopped = fault if isinstance(fault, Stopped) else Stopped()
         return stopped.what, stopped.number
@@ -437,7 +475,7 @@ def _in_words(fault: BaseException) -> tuple[str, int | None]:
 
 
 def _trace_of(fault: BaseException | None) -> str:
-    """Return the user's own part of a traceback, "" where the sentence says all."""
+    """Return the part of the traceback that is the user's code; "" if the sentence of `_in_words` is enough."""
     if isinstance(fault, EnvRaised):
         return fault.trace
     if fault is None or isinstance(fault, (TrainingError, KeyboardInterrupt)):
@@ -446,7 +484,10 @@ def _trace_of(fault: BaseException | None) -> str:
 
 
 def _best_is_there(folder: Path, env_steps: float | None) -> bool:
-    """Return whether best.pt is that of `env_steps`, once the one before has its place back if that is."""
+    """Return whether best.pt holds the policy of `env_steps`.
+
+    If it holds a later one, and best.previous.pt is the policy of `env_steps`, the latter gets the name best.pt again.
+    """
     best, previous = folder / checkpoint.BEST, folder / checkpoint.PREVIOUS
     if _is_of(best, env_steps):
         return True

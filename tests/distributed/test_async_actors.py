@@ -199,8 +199,7 @@ def test_a_killed_actor_comes_back_where_it_may_and_the_others_go_on(tmp_path):
     refused = run(command, run_dir)
     assert refused.code == 2
     assert (
-        "actors go at their own pace, and who comes when is chance: resume_state=approximate"
-        in refused.stderr
+        "actors go at their own pace, and their timing is chance: resume_state=approximate" in refused.stderr
     )
     command.append("resume_state=approximate")
     again = run(command, run_dir)

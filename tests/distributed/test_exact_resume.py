@@ -176,10 +176,7 @@ def test_a_task_whose_state_cannot_be_had_says_so_and_is_resumed_with_new_episod
     task = ["env=gym", "env.id=tests.distributed.forgetful:tests/Forgetful-v0", "env.backend=sync"]
     run_dir = tmp_path / "run"
     first = trained(run_dir, *task)
-    assert (
-        first.stderr.count("warning: checkpoints will not hold what environments are in the midst of, for")
-        == 1
-    )
+    assert first.stderr.count("warning: checkpoints will not hold the states of environments, because") == 1
     cut_back(run_dir, 2)
     refused = run([sys.executable, "-m", "ddppo.train", f"resume={run_dir}"], run_dir)
     assert refused.code == 2

@@ -71,7 +71,7 @@ class TextEvaluator(Evaluator):
         return rounded_up(asked, self.policy.spec.tasks)
 
     def play(
-        self, lots: Sequence[Sequence[int]], num_envs: int, seed: int, options: dict[str, Any] | None = None,
+        self, chunks: Sequence[Sequence[int]], num_envs: int, seed: int, options: dict[str, Any] | None = None,
         *, deterministic: bool = True, check_stop: Callable[[], None] = lambda: None,
     ) -> list[torch.Tensor]:  # fmt: skip
         """Play episodes with the likeliest tokens. `num_envs` and `options` are not used."""
@@ -79,20 +79,20 @@ class TextEvaluator(Evaluator):
         # During training: the collector of this rank.
         if self.collector is not None:
             assert isinstance(self.collector, TextCollector)
-            return [play_tasks(self.collector, lot, seed, check_stop) for lot in lots]
+            return [play_tasks(self.collector, chunk, seed, check_stop) for chunk in chunks]
         # Without training: environments of our own.
         config, model = self.config, self.policy.model
         env = config.env
         # One process may hold the environments of a rank, and not those of all ranks.
         if env.backend == "sync":
             env = replace(env, backend="auto")
-        num_envs = min(max(map(len, lots)), env.num_envs)
+        num_envs = min(max(map(len, chunks)), env.num_envs)
         turns = make_turns(env, range(num_envs), 0, config.dist.timeout_s, config.dist.allowed_restarts)
         device = next(model.parameters()).device
         assert isinstance(model, TokenActorCritic)
         try:
             collector = TextCollector.from_config(config, turns, model, first_env=0, device=device)
-            return [play_tasks(collector, lot, seed, check_stop) for lot in lots]
+            return [play_tasks(collector, chunk, seed, check_stop) for chunk in chunks]
         finally:
             turns.close()
 
