@@ -1,5 +1,6 @@
-// Acting on one row of observations: the policy, then actions and their log-probabilities from given noise, as
-// ddppo/models/distributions.py draws them. Every environment's numbers are computed by themselves.
+// Acting on one row of observations: action parameters by the network, then actions and their log-probabilities from
+// given noise, as ddppo/models/distributions.py samples them. The result of an environment does not depend on the
+// others.
 #pragma once
 
 #include <algorithm>
@@ -12,12 +13,18 @@ namespace ddppo {
 
 extern "C" void network_policy(void* network, const void* obs, int64_t n, void* params);  // learn.cpp
 
-// Buffers of a collector, time-major: ActingBuffers of ddppo/ppo/cpp/network.py mirrors this one. Real is float or
-// double; P is num_params, K num_noise, M the sum of sizes.
+// Buffers of a collector, time-major. ActingBuffers of ddppo/ppo/cpp/network.py has the same fields in the same order.
+// Real is float or double; P is num_params, K num_noise, M the sum of sizes.
 struct ActingBuffers {
-  void* network;
-  int64_t is_double, kind, num_envs, obs_size, num_params, num_noise;
-  const int64_t* sizes;   // choices of a categorical's K components
+  void* network;  // made by network_create
+  int64_t is_double;
+  int64_t kind;  // of the actions, as in the enum below
+  int64_t num_envs, obs_size;
+  // P, all parameters of the distribution: for a box, means and log standard deviations. Actions::num_params in
+  // losses.hpp counts only the outputs of the policy's head: for a box, the means.
+  int64_t num_params;
+  int64_t num_noise;  // K, numbers of noise for an action: one for each component
+  const int64_t* sizes;   // [K] number of choices of each categorical component
   const double* noise;    // [T, E, K]
   void* obs;              // [T + 1, E, obs_size]
   const bool* mask;       // [T + 1, E, M], or null
@@ -32,6 +39,7 @@ class Actor {
 
   explicit Actor(const ActingBuffers& buffers) : b_(buffers), cumulative_(b_.num_params), allowed_(b_.num_params) {}
 
+  // Write the actions, their parameters and log-probabilities of row t.
   void act(long t) {
     const long envs = b_.num_envs;
     Real* params = static_cast<Real*>(b_.params) + t * envs * b_.num_params;
@@ -41,7 +49,7 @@ class Actor {
   }
 
  private:
-  // Draw the action of row `at` and return its log-probability.
+  // Draw the action of sample `at` = t * E + i, and return its log-probability.
   Real draw(long at, const Real* params) {
     const double* noise = b_.noise + at * b_.num_noise;
     int64_t* choices = static_cast<int64_t*>(b_.actions) + at * b_.num_noise;
@@ -52,7 +60,7 @@ class Actor {
     }
   }
 
-  // Gaussian.
+  // Gaussian: action = mean + exp(log_std) * noise.
   Real draw_numbers(const Real* means, const double* noise, Real* actions) const {
     const long n = b_.num_noise;
     const Real half_log_two_pi = Real(0.5 * std::log(2 * M_PI));
@@ -66,7 +74,7 @@ class Actor {
     return logprob;
   }
 
-  // Bernoulli.
+  // Bernoulli, one for each bit: 1 with probability sigmoid(logit). log sigmoid(x) = min(x, 0) - log(1 + exp(-|x|)).
   Real draw_bits(const Real* logits, const double* noise, int64_t* actions) const {
     Real logprob = 0;
     for (long k = 0; k < b_.num_noise; k++) {
@@ -77,7 +85,7 @@ class Actor {
     return logprob;
   }
 
-  // Categorical, one or several.
+  // Categorical, one or several components. Forbidden choices get the lowest logit, and so probability 0.
   Real draw_choices(long at, const Real* logits, const double* noise, int64_t* actions) {
     if (b_.mask) {
       const bool* mask = b_.mask + at * b_.num_params;
@@ -93,7 +101,8 @@ class Actor {
     return logprob;
   }
 
-  // The inverse of the cumulative distribution of n choices at `noise`, kept below its end.
+  // Draw one of n choices by inverting the cumulative distribution at `noise`. Noise is kept below 1, so that rounding
+  // never gives a choice past the last one.
   Real draw_choice(const Real* logits, long n, Real noise, int64_t* action) {
     const Real below_one = 1 - std::numeric_limits<Real>::epsilon();
     const Real largest = *std::max_element(logits, logits + n);

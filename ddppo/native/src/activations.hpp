@@ -1,4 +1,5 @@
-// Nonlinearities whose derivative follows from their value, and the functions that the losses need, by vectors.
+// Activation functions on SIMD vectors, and their derivatives as functions of the activation's value y = f(x): the
+// backward pass keeps y and not x.
 #pragma once
 
 #include "matrix.hpp"
@@ -7,14 +8,14 @@ namespace ddppo {
 
 enum Activation { kTanh, kRelu, kElu, kLeakyRelu };
 
-// Apply a function of one number to every entry.
+// Apply a function of one number to every entry of a vector.
 template <class Real, class F>
 inline typename Simd<Real>::V each(typename Simd<Real>::V x, F&& f) {
   for (int i = 0; i < Simd<Real>::lanes; i++) x[i] = f(x[i]);
   return x;
 }
 
-// Horner's scheme, the coefficient of the highest power first; fused.
+// A polynomial by Horner's scheme with fused multiply-adds; the coefficient of the highest power comes first.
 template <class... Rest>
 inline Simd<float>::V polynomial(Simd<float>::V x, float first, Rest... rest) {
   Simd<float>::V sum = Simd<float>::all(first);
@@ -22,8 +23,8 @@ inline Simd<float>::V polynomial(Simd<float>::V x, float first, Rest... rest) {
   return sum;
 }
 
-// tanh(x) as x P(x^2) / Q(x^2), fitted to |x| <= 8 by least squares of the relative error, which is below 4e-7 in
-// float32; beyond, tanh(8).
+// tanh(x) = x P(x^2) / Q(x^2), fitted for |x| <= 8 by least squares of the relative error, which is below 4e-7 in
+// float32. Beyond 8 the value is tanh(8).
 inline Simd<float>::V tanh_of(Simd<float>::V x) {
   const Simd<float>::V bound = Simd<float>::all(8.0f);
   x = x > bound ? bound : x;
@@ -53,7 +54,7 @@ inline typename Simd<Real>::V activate(Activation kind, typename Simd<Real>::V x
   __builtin_unreachable();
 }
 
-// The derivative, from the value.
+// f'(x) as a function of y = f(x).
 template <class Real>
 inline typename Simd<Real>::V derivative(Activation kind, typename Simd<Real>::V y) {
   const typename Simd<Real>::V zero{}, one = Simd<Real>::all(1);

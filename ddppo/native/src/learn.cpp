@@ -1,4 +1,6 @@
-// The learner's step on a minibatch: gradient, clipping, Adam; and acting. What Python calls.
+// The functions of the network that Python calls (ddppo/ppo/cpp/{network,learner}.py): acting, values, the gradient of
+// a minibatch, and an epoch of optimizer steps. Read network_epoch at the end first: for each minibatch it computes the
+// gradient, sums it over ranks, clips it and moves the parameters by Adam.
 #include <ctime>
 #include <limits>
 
@@ -6,26 +8,34 @@
 
 namespace ddppo {
 
-struct Columns {  // of a batch, as Python hands them over
+// The arrays of a batch, in the order of _COLUMNS in ddppo/ppo/cpp/learner.py.
+struct Columns {
   const void *obs, *actions, *logprobs, *values, *advantages, *returns, *weights, *mask;
 };
 
-struct Optimizer {  // torch's Adam's state, and what an iteration adds up
-  float* step;
-  void *mean, *square;
-  double *norms, *sums, *loss;
+// The state of torch's Adam, and the sums of an iteration.
+struct Optimizer {
+  float* step;          // number of steps
+  void *mean, *square;  // first and second moment [num_parameters]
+  double* norms;        // sum of the gradients' norms before clipping; not finite from the first bad gradient on
+  double* sums;         // [S, kNumStatistics] over samples, a row for each shard
+  double* loss;         // this rank's loss of the last minibatch with a finite sum of norms before it
   const Coefficients* coefficients;
 };
 
-struct Sum {  // of the gradient over ranks: by `begin` and, if that is not done at once, `go_on`; or by `go_on` alone
+// How to sum the gradient over ranks; _Sum of ddppo/ppo/cpp/learner.py has the same fields. With shared memory, `begin`
+// is the collective in C, and `go_on` (Python) waits if it is not complete at once. Otherwise `begin` is null and
+// `go_on` does the whole sum in Python. Both return 0 for success.
+struct Sum {
   int (*begin)(void*, uint64_t, uint64_t, const void*, void*, uint64_t);
   void* context;
-  uint64_t what, type;
+  uint64_t what, type;  // SUM and the type of numbers, as in collectives/shared_memory.c
   void* gradient;
   uint64_t num_bytes;
   int (*go_on)(int status);
-  double* stamps;  // [num_minibatches, 2]: when each began and ended, in seconds of the monotonic clock
-  // Where a rank has shards, go_on finds their gradients in `shards` [num_shards, num_parameters]; else null.
+  double* stamps;  // out: [num_minibatches, 2] begin and end of each sum, in seconds of the monotonic clock
+  // With dist.reduction=ordered: the gradients of this rank's shards [num_shards, num_parameters], which go_on adds in
+  // order. Otherwise null.
   int64_t num_shards;
   void* shards;
 };
@@ -45,6 +55,7 @@ int sum_over_ranks(const Sum& sum, int64_t minibatch) {
   return 0;
 }
 
+// A network with its gradient and optimizer, for float or double (TypedEngine).
 class Engine {
  public:
   virtual ~Engine() = default;
@@ -93,12 +104,14 @@ class TypedEngine final : public Engine {
     network_.write_gradient();
     for (int s = 0; s < kNumStatistics; s++) optimizer.sums[s] += loss.sums[s];
     if (std::isfinite(*optimizer.norms)) *optimizer.loss = loss.loss;
-    if (!std::isfinite(loss.loss))  // of one rank: then no rank's sum is finite
+    // One rank's NaN makes the sum over ranks NaN on all ranks, so all of them stop at the same minibatch.
+    if (!std::isfinite(loss.loss))
       std::fill_n(gradient_, num_parameters_, std::numeric_limits<Real>::quiet_NaN());
   }
 
-  // Clip the gradient, move by Adam (Kingma and Ba 2015, arXiv:1412.6980, algorithm 1) and add to the sum of norms.
-  // Nothing moves from the first norm on that is not finite: the sum is not finite either then.
+  // Clip the gradient by its norm, and move the parameters by Adam (Kingma and Ba 2015, arXiv:1412.6980, algorithm 1).
+  // After the first norm that is not finite, the sum of norms stays so, and nothing moves for the rest of the
+  // iteration.
   void optimize(double learning_rate, const Optimizer& o) override {
     const Coefficients& c = *o.coefficients;
     const double norm = length();
@@ -124,6 +137,7 @@ class TypedEngine final : public Engine {
   }
 
  private:
+  // The norm of the gradient. Eight chains of sums, so that additions do not wait for one another.
   double length() const {
     double sums[8] = {};
     long i = 0;
@@ -141,7 +155,7 @@ class TypedEngine final : public Engine {
   const long num_parameters_;
 };
 
-// The gradient of each shard's part of a minibatch, and the sum of their losses.
+// Compute the gradient of each shard's part of a minibatch into sum.shards, and add up the losses.
 void gradients_of_shards(
     Engine& engine, const Columns& columns, const int64_t* order, const int64_t* bounds, double count,
     const Optimizer& optimizer, const Sum& sum) {
@@ -162,8 +176,9 @@ using namespace ddppo;
 
 extern "C" {
 
-// description: is_double, activation, shared_trunk, kind of action, obs_size, num_hidden, hidden..., num_sizes, sizes...,
-// num_offsets, offsets..., num_parameters.
+// Make a network that reads `parameters` and writes `gradient`, two flat vectors [num_parameters] that outlive it.
+// description: is_double, activation, shared_trunk, kind of action, obs_size, num_hidden, hidden..., num_sizes,
+// sizes..., num_offsets, offsets..., num_parameters.
 void* network_create(const int64_t* description, void* parameters, void* gradient) {
   const int64_t* at = description;
   const bool is_double = *at++;
@@ -212,10 +227,10 @@ void network_gradient(
   static_cast<Engine*>(network)->gradient(*columns, order, n, count, *optimizer);
 }
 
-// One step for every minibatch m, samples order[bounds[m]] to order[bounds[m + 1]], that holds counts[m] samples over all
-// ranks; none where that is 0, which all ranks see. Returns at once what a sum returned that was not 0, or 0.
-// With S shards minibatch m is the parts [bounds[m S], bounds[m S + 1]) to [..., bounds[m S + S]), and every shard has
-// its own kNumStatistics sums.
+// One epoch: an optimizer step for each minibatch. Minibatch m holds the samples order[bounds[m]], ..., before
+// order[bounds[m + 1]], of this rank; counts[m] is the number of its samples over all ranks. A minibatch that counts 0
+// is passed over on every rank. Returns 0, or at once the result of a sum that failed. With S shards, part s of
+// minibatch m is [bounds[m S + s], bounds[m S + s + 1]), and every shard has its own row of sums.
 int network_epoch(
     void* network, const Columns* columns, const int64_t* order, const int64_t* bounds, const double* counts,
     int64_t num_minibatches, double learning_rate, const Optimizer* optimizer, const Sum* sum) {

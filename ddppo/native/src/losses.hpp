@@ -1,4 +1,5 @@
-// PPO's loss of ddppo/ppo/losses.py and its gradient by what the network puts out; rows by SIMD lanes.
+// PPO's loss of ddppo/ppo/losses.py, and its gradient by the network's outputs, derived by hand. Each SIMD lane
+// computes one row (sample). ddppo/ppo/gradient_check.py compares the gradient with autograd's before a run.
 #pragma once
 
 #include "mlp.hpp"
@@ -7,20 +8,22 @@ namespace ddppo {
 
 enum ActionKind { kDiscrete, kMultiDiscrete, kMultiBinary, kBox };
 
-// policy_loss, value_loss, entropy, approx_kl, clip_fraction, ratio_outliers: as STATISTICS in ddppo/ppo/step.py.
+// policy_loss, value_loss, entropy, approx_kl, clip_fraction, ratio_outliers: STATISTICS in ddppo/ppo/losses.py.
 constexpr int kNumStatistics = 6;
 
-struct Coefficients {  // in the order of constants() in ddppo/ppo/step.py
+struct Coefficients {  // in the order of constants() in ddppo/ppo/learner.py
   double clip, value, entropy, clip_value, max_norm, adam_eps;
 };
 
 struct Actions {
   ActionKind kind;
-  std::vector<long> sizes;  // choices of each component, bits, or dimensions
-  long num_params;          // of the policy's head
+  std::vector<long> sizes;  // categorical: choices of each component; multi-binary: number of bits; box: dimensions
+  // Outputs of the policy's head. The log standard deviations of a box are parameters beside the network and do not
+  // count here; ActingBuffers::num_params in acting.hpp includes them.
+  long num_params;
 };
 
-// Samples `[n, ...]` as the collector left them; row r of a minibatch is sample order[r], or r without an order.
+// The samples of a rollout, [n, ...] each. Row r of a minibatch is sample order[r], or sample r if order is null.
 template <class Real>
 struct Batch {
   const Real* obs;
@@ -34,14 +37,14 @@ inline Simd<double>::V exp_of(Simd<double>::V x) {
   return each<double>(x, [](double v) { return std::exp(v); });
 }
 
-// exp(x) = 2^n exp(r), |r| <= ln(2) / 2, by Taylor's series to r^7; 0 and infinity where float32 ends.
+// exp(x) = 2^n exp(r) with |r| <= ln(2) / 2 and Taylor's series to r^7; 0 or infinity beyond the range of float32.
 inline Simd<float>::V exp_of(Simd<float>::V x) {
   typedef int32_t Int __attribute__((vector_size(kVectorBytes)));
   using F = Simd<float>::V;
   const F low = Simd<float>::all(-87.0f), high = Simd<float>::all(88.7f);
   F bounded = x < low ? low : x;
   bounded = bounded > high ? high : bounded;
-  const F magic = Simd<float>::all(12582912.0f);  // 1.5 * 2^23: what is added to it is rounded to an integer
+  const F magic = Simd<float>::all(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
   const F n = fma(bounded, Simd<float>::all(1.44269504088896341f), magic) - magic;
   const F rough = fma(n, Simd<float>::all(-0.693145751953125f), bounded);
   const F r = fma(n, Simd<float>::all(-1.42860677e-06f), rough);
@@ -54,7 +57,7 @@ inline Simd<float>::V exp_of(Simd<float>::V x) {
   return x > high ? Simd<float>::all(__builtin_inff()) : ended;
 }
 
-// (exp(x) - 1) - x without cancellation, given exp(x).
+// (exp(x) - 1) - x without cancellation; exp(x) is given.
 inline Simd<double>::V exp_minus_line(Simd<double>::V x, Simd<double>::V) {
   return each<double>(x, [](double v) { return std::expm1(v) - v; });
 }
@@ -70,7 +73,8 @@ template <class Real>
 class PPOLoss {
   using S = Simd<Real>;
   static constexpr int kLanes = S::lanes;
-  // Sums over rows have as many chains on every processor: row r of a block belongs to chain r % kChains.
+  // Row r of a block is added to chain r % kChains. The number of chains is the same on every processor, so that sums
+  // do not depend on the width of its vectors.
   static constexpr int kChains = 16, kVectors = kChains / kLanes;
   static constexpr Real kHalfLog2Pi = Real(0.91893853320467274178);
 
@@ -85,12 +89,14 @@ class PPOLoss {
   double sums[kNumStatistics] = {};
   double loss = 0;  // weighted, over count
 
-  // Rows [first, first + rows) of the minibatch; outputs `params` are params_width wide, values values_width.
+  // Add the loss and statistics of rows [first, first + rows) of the minibatch, and write the gradient by the network's
+  // outputs. Rows of params and dparams are params_width apart, those of values and dvalues values_width.
   void block(
       long first, long rows, const Real* params, long params_width, const Real* values, long values_width,
       Real* dparams, Real* dvalues, Real* dlog_std) {
     V<Real> block_sums[kVectors][kNumStatistics + 1] = {};  // the loss comes last
     for (long r0 = 0; r0 < rows; r0 += kLanes) {
+      // 1. Load kLanes rows. In a short last group, k < kLanes: the lanes behind repeat the last row with weight 0.
       const int k = static_cast<int>(std::min<long>(kLanes, rows - r0));
       for (int i = 0; i < kLanes; i++) {
         const long r = r0 + std::min(i, k - 1);
@@ -103,10 +109,13 @@ class PPOLoss {
         value[i] = values[(r0 + i) * values_width];
       }
       const V<Real> logprobs = gathered(batch_.logprobs), advantages = gathered(batch_.advantages);
+      // 2. Log-probabilities and entropy, with their slopes.
       V<Real> log_ratio{}, entropy{};
       evaluate(log_ratio, entropy);
       log_ratio -= logprobs;
 
+      // 3. The clipped surrogate loss -min(r A, clip(r) A) (losses.py:clipped_surrogate_loss). Its slope by log pi is
+      //    -r A, or 0 if the clipped term is the smaller one.
       const V<Real> ratio = exp_of(log_ratio);
       const Real low = Real(1 - c_.clip), high = Real(1 + c_.clip);
       V<Real> clipped = ratio < low ? S::all(low) : ratio;
@@ -114,12 +123,14 @@ class PPOLoss {
       const V<Real> plain = ratio * advantages, bounded = clipped * advantages;
       const V<Real> is_bounded = bounded < plain ? S::all(1) : V<Real>{};
       const V<Real> policy_loss = bounded < plain ? -bounded : -plain;
-      const V<Real> share = weight * per_count_;
+      const V<Real> share = weight * per_count_;  // of a row in the mean over all ranks
       const V<Real> dlogp = -plain * (S::all(1) - is_bounded) * share;
       const V<Real> dentropy = Real(-c_.entropy) * share;
+      // 4. The value loss, and the gradients by the outputs.
       const V<Real> value_loss = value_part(value, share, k, dvalues + r0 * values_width, values_width);
       descend(dlogp, dentropy, r0, k, dparams, params_width, dlog_std);
 
+      // 5. Loss and statistics.
       V<Real>* chains = block_sums[r0 / kLanes % kVectors];
       chains[kNumStatistics] += (policy_loss + Real(c_.value) * value_loss - Real(c_.entropy) * entropy) * share;
       const V<Real> kl = exp_minus_line(log_ratio, ratio);
@@ -140,13 +151,14 @@ class PPOLoss {
   }
 
  private:
+  // The entries of a column for the rows in the lanes.
   V<Real> gathered(const Real* column) const {
     V<Real> x;
     for (int i = 0; i < kLanes; i++) x[i] = column[source_[i]];
     return x;
   }
 
-  // Value loss of k rows; leaves its gradient.
+  // Return the value loss of k rows, and write its gradient by the values.
   V<Real> value_part(V<Real> value, V<Real> share, int k, Real* dvalues, long width) const {
     const V<Real> returns = gathered(batch_.returns);
     V<Real> error = value - returns;
@@ -166,7 +178,8 @@ class PPOLoss {
     return Real(0.5) * squared;
   }
 
-  // log pi(action) and entropy of the lanes' rows; keeps in slopes_ and odds_ what descend needs.
+  // Add log pi(action) and the entropy of the rows in the lanes. slopes_ keeps d log pi / d param and odds_ keeps
+  // d entropy / d param for `descend`; of a box they keep z and 1 / std.
   void evaluate(V<Real>& logp, V<Real>& entropy) {
     const auto* choices = static_cast<const int64_t*>(batch_.actions);
     const long num_components = static_cast<long>(actions_.sizes.size());
@@ -211,7 +224,8 @@ class PPOLoss {
     }
   }
 
-  // Softmax over params_[offset, offset + n); forbidden choices have probability 0 and no gradient.
+  // One categorical component: the softmax over params_[offset, offset + n). Forbidden choices have probability 0 and
+  // no gradient.
   void categorical(long offset, long n, V<Real>& logp, V<Real>& entropy) {
     V<Real>* logits = params_.data() + offset;
     if (batch_.mask)
@@ -235,11 +249,11 @@ class PPOLoss {
       odds_[offset + j] = odds;
       logits[j] = log_odds;
     }
-    for (long j = 0; j < n; j++) {  // the slope of the entropy takes the place of the probability
+    for (long j = 0; j < n; j++) {  // replace the probability by d entropy / d logit
       const V<Real> odds = odds_[offset + j];
       odds_[offset + j] = odds > V<Real>{} ? -odds * (logits[j] + own_entropy) : odds;
     }
-    if (batch_.mask)  // where nothing is allowed, all are alike, and none moves
+    if (batch_.mask)  // also if no choice is allowed: the softmax is uniform then, and no logit gets a gradient
       for_each_forbidden(offset, n, [this](long j, int i) { slopes_[j][i] = odds_[j][i] = 0; });
     logp += taken;
     entropy += own_entropy;
@@ -252,6 +266,7 @@ class PPOLoss {
         if (!batch_.mask[source_[i] * actions_.num_params + j]) f(j, i);
   }
 
+  // The chain rule: write the gradient by the action parameters, and add that by log_std.
   void descend(V<Real> dlogp, V<Real> dentropy, long r0, int k, Real* dparams, long width, Real* dlog_std) const {
     for (long j = 0; j < actions_.num_params; j++) {
       V<Real> slope;
@@ -273,7 +288,7 @@ class PPOLoss {
   const Real per_count_;
   const Real* log_std_;
   int64_t source_[kLanes], chosen_[kLanes];
-  std::vector<V<Real>> params_, slopes_, odds_;  // [num_params] of the lanes' rows
+  std::vector<V<Real>> params_, slopes_, odds_;  // [num_params], for the rows in the lanes
 };
 
 }  // namespace ddppo

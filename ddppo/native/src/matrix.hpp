@@ -1,8 +1,9 @@
-// Products of small matrices, and the functions of each entry that follow them, in SIMD registers.
+// Products of small matrices in SIMD registers.
 //
-// Every entry of a product is one chain of fused multiply-adds over k = 0, 1, ..., in every tile. So a row of activations
-// does not depend on the rows beside it, on their number or on the width of a vector. The library is compiled with
-// -ffp-contract=off: a multiply-add is fused exactly where `fma` is written, and no compiler or tuning decides.
+// Every entry of a product is one chain of fused multiply-adds over k = 0, 1, ..., whichever tile computes it. So the
+// bits of a row of activations do not depend on the rows beside it, on their number, or on the width of a vector.
+// Results at any W rest on this. The library is compiled with -ffp-contract=off: a multiply-add is fused exactly where
+// `fma` is written, and the compiler fuses no other.
 #pragma once
 
 #if defined(__AVX512F__) || defined(__FMA__)
@@ -38,7 +39,7 @@ struct Simd {
   static V all(Real x) { return x - V{}; }
 };
 
-// a * b + c, rounded once. Processors without the instruction (x86 before 2013) round twice, as every tile of theirs does.
+// a * b + c, rounded once. Processors without the instruction (x86 before 2013) round twice, in every tile alike.
 inline Simd<float>::V fma(Simd<float>::V a, Simd<float>::V b, Simd<float>::V c) {
 #if defined(__AVX512F__)
   return Simd<float>::V(_mm512_fmadd_ps(__m512(a), __m512(b), __m512(c)));
@@ -69,7 +70,7 @@ constexpr int padded(int n) {
   return (n + lanes - 1) / lanes * lanes;
 }
 
-// Numbers aligned to a vector, zero at first.
+// An array aligned to vectors, zero at first.
 template <class Real>
 class Buffer {
  public:
@@ -96,14 +97,15 @@ class Buffer {
   std::size_t size_ = 0;
 };
 
-// A matrix as a product reads it: entry (m, k) at data[m * row + k * column].
+// The left factor of a product: entry (m, k) is data[m * row + k * column].
 template <class Real>
 struct Left {
   const Real* data;
   long row, column;
 };
 
-// Entry (k, n): columns in panels of a tile's width, `panel` apart; rows of a panel `row` apart.
+// The right factor: its columns are grouped in panels as wide as a tile. Panels are `panel` numbers apart, and the rows
+// of a panel `row` numbers.
 template <class Real>
 struct Right {
   const Real* data;
@@ -119,6 +121,7 @@ Right<Real> rows_of(const Real* data, long n) {
   return {data, n, kPanel<Real>};
 }
 
+// One tile of the product, M rows by N vectors, whose sums stay in registers.
 template <int M, int N, class Real, class Finish>
 inline void tile(Left<Real> a, const Real* b, long b_row, long depth, Finish&& finish, long m0, long n0) {
   using S = Simd<Real>;
@@ -147,8 +150,9 @@ inline void panel_product(
   if (m < m_end) tile<1, N>(a, b, b_row, depth, finish, m, n0);
 }
 
-// The product of a [m, depth] and b [depth, n], n a multiple of a vector. finish.start(row, column) is what a vector of
-// sums begins with, finish.end(row, column, sums) takes it.
+// The product of a [m, depth] and b [depth, n]; n is a multiple of a vector. finish.start(row, column) returns the
+// vector that sums begin with, such as a bias; finish.end(row, column, sums) stores the sums, such as after an
+// activation.
 template <class Real, class Finish>
 void product(Left<Real> a, Right<Real> b, long m, long n, long depth, Finish&& finish) {
   for (long n0 = 0, p = 0; n0 < n; n0 += kPanel<Real>, p++) {

@@ -1,7 +1,10 @@
-// The actor-critic of ddppo/models/actor_critic.py: separate or shared hidden layers, two linear heads.
+// The MLP of ddppo/models/actor_critic.py, forward and backward: separate or shared hidden layers, and two linear
+// heads.
 //
-// Rows are computed in blocks that stay in the cache from the observation to the gradient. Weights are read from one
-// flat vector, as torch keeps them [out, in], and packed for the products once per change of theirs (`refresh`).
+// Rows (samples) are computed in blocks of kBlockRows, which stay in the cache from the observation to the gradient.
+// Weights [out, in] are read from torch's flat vector of parameters, and packed for the products by `refresh`, which
+// must be called after every change of them. Read from bottom to top: Network, Trunk, Linear, and the products of
+// matrix.hpp.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +21,9 @@ constexpr long kBlockRows = 96;
 template <class Real>
 using V = typename Simd<Real>::V;
 
-// What a product starts from and becomes ---------------------------------------------------------------------------
+// How products begin and end ---------------------------------------------------------------------------------------
+//
+// `start` is the value that a sum begins with, and `end` stores the finished sum (see `product` in matrix.hpp).
 
 template <class Real>
 struct Activated {  // out = f(bias + product)
@@ -67,17 +72,20 @@ struct Descended {  // out = product * f'(y), added to what is there if `adds`
 template <class Real>
 class Linear {
  public:
-  // weight [outputs, inputs] and bias [outputs] in the flat vector of parameters, and their places in the gradient.
+  // weight [outputs, inputs] and bias [outputs] point into the flat vector of parameters, the other two into the
+  // gradient.
   Linear(const Real* weight, const Real* bias, Real* weight_gradient, Real* bias_gradient, long inputs, long outputs)
       : in(inputs), out(outputs), in_width(padded<Real>(inputs)), out_width(padded<Real>(outputs)),
         weight_(weight), bias_source_(bias), weight_gradient_(weight_gradient), bias_gradient_(bias_gradient),
-        // The gradient of weights is summed as [in, out] where that wastes less of a vector than [out, in]; and where
-        // nothing is wasted, in place.
+        // The gradient of weights is summed as [in, out] if that pads less than [out, in]; and if nothing is padded,
+        // directly in the flat gradient.
         transposed_(in * out_width < out * in_width), in_place_(!transposed_ && in == in_width), bias_(out_width),
         forward_(panels(out_width) * in * kPanel<Real>),
         backward_(in_place_ ? 0 : panels(in_width) * out * kPanel<Real>),
         weight_sum_(in_place_ ? 0 : transposed_ ? in * out_width : out * in_width), bias_sum_(out_width) {}
 
+  // Copy the weights into panels, the layout that products read (matrix.hpp): `forward_` for x W^T, `backward_` for dz
+  // W.
   void refresh() {
     std::copy_n(bias_source_, out, bias_.get());
     for (long o = 0; o < out; o++) {
@@ -90,12 +98,13 @@ class Linear {
     }
   }
 
+  // The product of inputs x [rows, in_width] and the weights.
   template <class Finish>
   void forward(const Real* x, long rows, Finish&& finish) const {
     product<Real>({x, in_width, 1}, {forward_.get(), kPanel<Real>, in * kPanel<Real>}, rows, out_width, in, finish);
   }
 
-  // The gradient of the inputs, from that of the outputs dz [rows, out_width].
+  // The gradient by the inputs, from the gradient by the outputs dz [rows, out_width].
   template <class Finish>
   void backward(const Real* dz, long rows, Finish&& finish) const {
     product<Real>({dz, out_width, 1}, weight_rows(), rows, in_width, out, finish);
@@ -107,7 +116,7 @@ class Linear {
     bias_sum_.zero();
   }
 
-  // Add the gradient of weights and biases that follows from rows of inputs x and of dz.
+  // Add the gradient by weights and biases for rows of inputs x and output gradients dz.
   void accumulate(const Real* x, const Real* dz, long rows) {
     if (transposed_)
       product<Real>(
@@ -117,7 +126,8 @@ class Linear {
           {dz, 1, out_width}, rows_of(x, in_width), out, in_width, rows,
           Added<Real>{in_place_ ? weight_gradient_ : weight_sum_.get(), in_width});
     for (long n = 0; n < out_width; n += Simd<Real>::lanes) {
-      V<Real> sums[4] = {Simd<Real>::load(bias_sum_.get() + n)};  // four chains: one would wait for itself
+      // Four chains of sums, so that additions do not wait for one another.
+      V<Real> sums[4] = {Simd<Real>::load(bias_sum_.get() + n)};
       long r = 0;
       for (; r + 4 <= rows; r += 4)
         for (int j = 0; j < 4; j++) sums[j] += Simd<Real>::load(dz + (r + j) * out_width + n);
@@ -126,6 +136,7 @@ class Linear {
     }
   }
 
+  // Copy the sums to the flat gradient.
   void write_gradient() const {
     std::copy_n(bias_sum_.get(), out, bias_gradient_);
     if (in_place_) return;
@@ -157,7 +168,7 @@ class Linear {
 template <class Real>
 struct Trunk {
   std::vector<Linear<Real>> layers;
-  std::vector<Buffer<Real>> outputs, slopes;  // of the rows in work: values, and gradients before the nonlinearity
+  std::vector<Buffer<Real>> outputs, slopes;  // of the current block: activations, and gradients before the activation
 
   void allocate() {
     for (const auto& layer : layers) {
@@ -174,7 +185,7 @@ struct Trunk {
     return x;
   }
 
-  // slopes.back() is that of the last layer; go on to the first.
+  // Backward from the last layer, with its gradient in slopes.back(), to the first.
   void backward(Activation kind, const Real* x, long rows) {
     for (std::size_t l = layers.size(); l-- > 0;) {
       const Real* dz = slopes[l].get();
@@ -199,8 +210,8 @@ struct Shape {
 template <class Real>
 class Network {
  public:
-  // offsets: where in the flat vector the weight and bias stand of every layer of the policy's trunk, of the value's
-  // unless it is shared, of the policy's head and the value's; at last log_std, if actions are a box.
+  // offsets: positions in the flat vector of weight and bias, for every layer of the policy's trunk, of the value's
+  // trunk unless it is shared, of the policy's head and of the value's head. For box actions log_std comes last.
   Network(const Shape& shape, const std::vector<long>& offsets, const Real* parameters, Real* gradient)
       : shape(shape), x_(kBlockRows * padded<Real>(shape.obs_size)) {
     std::size_t at = 0;
@@ -237,12 +248,12 @@ class Network {
   long num_params() const { return shape.num_outputs * (shape.is_box ? 2 : 1); }
   const Real* log_std() const { return log_std_; }
 
-  // Pack the weights as they are now; before any of the following, whenever they changed.
+  // Pack the current weights. Call it after they have changed and before the functions below.
   void refresh() {
     for_each_layer([](Linear<Real>& layer) { layer.refresh(); });
   }
 
-  // Action parameters [n, num_params] of observations [n, obs_size].
+  // Write action parameters [n, num_params] of observations [n, obs_size].
   void policy_rows(const Real* obs, long n, Real* params) {
     for (long r0 = 0; r0 < n; r0 += kBlockRows) {
       const long rows = std::min(kBlockRows, n - r0);
@@ -256,7 +267,7 @@ class Network {
     }
   }
 
-  // Values [n] of observations [n, obs_size].
+  // Write values [n] of observations [n, obs_size].
   void value_rows(const Real* obs, long n, Real* values) {
     for (long r0 = 0; r0 < n; r0 += kBlockRows) {
       const long rows = std::min(kBlockRows, n - r0);
@@ -266,15 +277,17 @@ class Network {
     }
   }
 
-  // The gradient of a sum over rows. `loss(first, rows, params, values, dparams, dvalues, dlog_std)` is handed blocks of
-  // outputs, rows as wide as params_width and values_width, and leaves their gradients, adding that of log_std.
-  // order: which of the observations the rows are, or null for the first n.
+  // Compute the gradient of a loss that is a sum over n rows. For each block of rows `loss(first, rows, params, values,
+  // dparams, dvalues, dlog_std)` gets the outputs, writes the gradient by them, and adds the gradient by log_std. Rows
+  // of params and values are params_width and values_width apart. order: the observations of the rows; null: the first
+  // n.
   template <class Loss>
   void accumulate(const Real* obs, const int64_t* order, long n, Loss&& loss) {
     for_each_layer([](Linear<Real>& layer) { layer.zero_gradient(); });
     dlog_std_.zero();
     for (long r0 = 0; r0 < n; r0 += kBlockRows) {
       const long rows = std::min(kBlockRows, n - r0);
+      // Forward, loss, backward, block by block.
       load(obs, order, r0, rows);
       const Real* hidden = forward_policy(rows);
       const Real* value_hidden =
@@ -290,7 +303,7 @@ class Network {
   long params_width() const { return policy_head_->out_width; }
   long values_width() const { return value_head_->out_width; }
 
-  // Leave what accumulate found in the flat vector.
+  // Write the gradient that `accumulate` computed to the flat vector.
   void write_gradient() {
     for_each_layer([](Linear<Real>& layer) { layer.write_gradient(); });
     if (shape.is_box) std::copy_n(dlog_std_.get(), shape.num_outputs, log_std_gradient_);
@@ -307,6 +320,7 @@ class Network {
     f(*value_head_);
   }
 
+  // Copy a block of observations into x_, padded to whole vectors.
   void load(const Real* obs, const int64_t* order, long first, long rows) {
     const long size = shape.obs_size, width = padded<Real>(size);
     for (long r = 0; r < rows; r++)
@@ -323,6 +337,7 @@ class Network {
     return hidden;
   }
 
+  // Backward through a head: into the gradient before the trunk's last activation.
   void descend(Linear<Real>& layer, Trunk<Real>& trunk, const Real* dz, long rows, bool adds) {
     const Real* hidden = trunk.outputs.back().get();
     layer.accumulate(hidden, dz, rows);

@@ -1,8 +1,12 @@
-// The recurrences of LSTM and GRU over rows in time, and their gradients: ddppo/models/recurrent.py.
+// The recurrences of LSTM and GRU over T rows in time, and their gradients. The caller is ddppo/models/recurrent.py.
 //
-// T rows of m environments with H units, a multiple of every vector. Of a layer, what depends on its input alone is in
-// `inputs` already, and the gradients of weights are products over all rows, which the caller makes: only what goes row
-// by row is here. keeps [T, m]: what the state before a row is times, 0 where an episode starts.
+// m environments (`envs`), H units (`units`, a multiple of every vector). Only the part that must go row by row is
+// here: `inputs` holds W_x x + b of all rows already, and the caller computes the gradients by weights as products over
+// all rows. keeps [T, m] is the factor of the state before each row, 0 at the start of an episode. A gradient by x is
+// named of_x. The structs below have the order in which recurrent.py passes the arrays.
+//
+//   LSTM  i, f, o = sigmoid(...), g = tanh(...);  c' = f c + i g;  h' = o tanh(c')
+//   GRU   r, z = sigmoid(...), n = tanh(W_in x + b_in + r (W_hn h + b_hn));  h' = n + z (h - n)
 #include <algorithm>
 #include <vector>
 
@@ -21,7 +25,7 @@ inline V<Real> sigmoid(V<Real> x) {
 }
 
 template <class Real>
-struct Onto {  // out = start + product
+struct Onto {  // out = begin + product
   const Real* begin;
   Real* out;
   long width;
@@ -46,6 +50,7 @@ struct Into {  // out = product
   void end(long m, long n, V<Real> x) const { Simd<Real>::store(out + m * width + n, x); }
 };
 
+// out = x times the factor of each environment, [m, H].
 template <class Real>
 void times_each(const Real* keep, const Real* x, Real* out, long envs, long units) {
   for (long i = 0; i < envs; i++)
@@ -55,7 +60,7 @@ void times_each(const Real* keep, const Real* x, Real* out, long envs, long unit
 template <class Real>
 struct LstmForward {
   const Real *inputs, *keeps, *h;  // h [m, H] before row 0
-  Real* c;                         // [m, H] before row 0, and after the last
+  Real* c;                         // [m, H] in: before row 0; out: after the last row
   const Real* weight;              // [H, 4H], W_h transposed
   Real* gates;                     // i, f, g, o [T, m, 4H]
   Real *h_before, *c_before, *tanh_c, *outputs;  // [T, m, H]
@@ -78,26 +83,26 @@ void run(long steps, long envs, long units, const LstmForward<Real>& of) {
         Real* const z = row + i * width + j;
         const long at = i * units + j, of_all = t * state + at;
         const V<Real> in = sigmoid<Real>(S::load(z)), forget = sigmoid<Real>(S::load(z + units));
-        const V<Real> given = tanh_of(S::load(z + 2 * units)), out = sigmoid<Real>(S::load(z + 3 * units));
-        const V<Real> after = forget * S::load(c_before + of_all) + in * given, told = tanh_of(after);
+        const V<Real> candidate = tanh_of(S::load(z + 2 * units)), out = sigmoid<Real>(S::load(z + 3 * units));
+        const V<Real> after = forget * S::load(c_before + of_all) + in * candidate, tanh_now = tanh_of(after);
         S::store(z, in);
         S::store(z + units, forget);
-        S::store(z + 2 * units, given);
+        S::store(z + 2 * units, candidate);
         S::store(z + 3 * units, out);
         S::store(c + at, after);
-        S::store(tanh_c + of_all, told);
-        S::store(outputs + of_all, out * told);
+        S::store(tanh_c + of_all, tanh_now);
+        S::store(outputs + of_all, out * tanh_now);
       }
   }
 }
 
 template <class Real>
 struct LstmBackward {
-  const Real *of_outputs, *keeps;  // of_outputs [T, m, H]: the gradient of the outputs
-  Real *dh, *dc;                   // [m, H], of the state after the last row; and then of that before row 0
+  const Real *of_outputs, *keeps;  // of_outputs [T, m, H]
+  Real *dh, *dc;                   // [m, H] in: gradient by the state after the last row; out: by that before row 0
   const Real* weight;              // [4H, H], W_h
   const Real *gates, *c_before, *tanh_c;
-  Real* of_gates;  // [T, m, 4H], of inputs + W_h h
+  Real* of_gates;  // [T, m, 4H], by inputs + W_h h
 };
 
 template <class Real>
@@ -114,13 +119,14 @@ void run(long steps, long envs, long units, const LstmBackward<Real>& of) {
         Real* const dz = row + i * width + j;
         const long at = i * units + j, of_all = t * state + at;
         const V<Real> in = S::load(z), forget = S::load(z + units);
-        const V<Real> given = S::load(z + 2 * units), out = S::load(z + 3 * units), told = S::load(tanh_c + of_all);
+        const V<Real> candidate = S::load(z + 2 * units), out = S::load(z + 3 * units);
+        const V<Real> tanh_now = S::load(tanh_c + of_all);
         const V<Real> of_h = S::load(dh + at) + S::load(of_outputs + of_all);
-        const V<Real> of_c = S::load(dc + at) + of_h * out * (one - told * told);
-        S::store(dz, of_c * given * in * (one - in));
+        const V<Real> of_c = S::load(dc + at) + of_h * out * (one - tanh_now * tanh_now);
+        S::store(dz, of_c * candidate * in * (one - in));
         S::store(dz + units, of_c * S::load(c_before + of_all) * forget * (one - forget));
-        S::store(dz + 2 * units, of_c * in * (one - given * given));
-        S::store(dz + 3 * units, of_h * told * out * (one - out));
+        S::store(dz + 2 * units, of_c * in * (one - candidate * candidate));
+        S::store(dz + 3 * units, of_h * tanh_now * out * (one - out));
         S::store(dc + at, of_c * forget);
       }
     product<Real>({row, width, 1}, rows_of(weight, units), envs, units, width, Into<Real>{dh, units});
@@ -132,7 +138,7 @@ void run(long steps, long envs, long units, const LstmBackward<Real>& of) {
 template <class Real>
 struct GruForward {
   const Real *inputs, *keeps, *h;       // h [m, H] before row 0
-  const Real *weight, *bias;            // [H, 3H], W_h transposed, and [3H] what W_h h is added to
+  const Real *weight, *bias;            // [H, 3H], W_h transposed; [3H], added to W_h h
   Real* gates;                          // r, z, and W_hn h + b_hn [T, m, 3H]
   Real *n, *h_before, *outputs;         // [T, m, H]
 };
@@ -155,11 +161,11 @@ void run(long steps, long envs, long units, const GruForward<Real>& of) {
         const long at = t * state + i * units + j;
         const V<Real> r = sigmoid<Real>(S::load(y) + S::load(x));
         const V<Real> z = sigmoid<Real>(S::load(y + units) + S::load(x + units));
-        const V<Real> given = tanh_of(S::load(x + 2 * units) + r * S::load(y + 2 * units));
+        const V<Real> candidate = tanh_of(S::load(x + 2 * units) + r * S::load(y + 2 * units));
         S::store(y, r);
         S::store(y + units, z);
-        S::store(n + at, given);
-        S::store(outputs + at, given + z * (S::load(h_before + at) - given));
+        S::store(n + at, candidate);
+        S::store(outputs + at, candidate + z * (S::load(h_before + at) - candidate));
       }
   }
 }
@@ -170,7 +176,7 @@ struct GruBackward {
   Real* dh;
   const Real* weight;  // [3H, H], W_h
   const Real *gates, *n, *h_before;
-  Real *of_h, *of_inputs;  // [T, m, 3H], of W_h h + bias and of inputs
+  Real *of_h, *of_inputs;  // [T, m, 3H], by W_h h + bias and by inputs
 };
 
 template <class Real>
@@ -188,11 +194,11 @@ void run(long steps, long envs, long units, const GruBackward<Real>& of) {
         Real* const dy = row + i * width + j;
         Real* const dx = of_inputs + (t * envs + i) * width + j;
         const long at = i * units + j, of_all = t * state + at;
-        const V<Real> r = S::load(y), z = S::load(y + units), given = S::load(n + of_all);
+        const V<Real> r = S::load(y), z = S::load(y + units), candidate = S::load(n + of_all);
         const V<Real> d = S::load(dh + at) + S::load(of_outputs + of_all);
-        const V<Real> of_n = d * (one - z) * (one - given * given);
+        const V<Real> of_n = d * (one - z) * (one - candidate * candidate);
         const V<Real> of_r = of_n * S::load(y + 2 * units) * r * (one - r);
-        const V<Real> of_z = d * (S::load(h_before + of_all) - given) * z * (one - z);
+        const V<Real> of_z = d * (S::load(h_before + of_all) - candidate) * z * (one - z);
         S::store(dy, of_r);
         S::store(dy + units, of_z);
         S::store(dy + 2 * units, of_n * r);

@@ -1,11 +1,12 @@
-// Generalised advantage estimates, as ddppo/ppo/advantages.py, and the moments that ranks agree on, as
-// ddppo/ppo/normalization.py.
+// Generalised advantage estimation as in ddppo/ppo/advantages.py, and this rank's moments of advantages and returns as
+// in ddppo/ppo/normalization.py. Ranks merge their moments to normalise advantages alike.
 #include <cmath>
 #include <cstdint>
 
 namespace {
 
-// count, mean and sum of squared deviations of the valid ones of x(0), ..., x(n - 1) to moments[0], [3] and [6].
+// Write count, mean and sum of squared deviations of the valid numbers among x(0), ..., x(n - 1) to moments[0], [3],
+// [6].
 template <class F>
 void write_moments(int64_t n, const uint8_t* valid, double* moments, F&& x) {
   double count = 0, sum = 0, squares = 0;
@@ -27,6 +28,7 @@ void returns_and_moments(
     int64_t steps, int64_t envs, const Real* rewards, const Real* values, const Real* next_values,
     const uint8_t* terminated, const uint8_t* truncated, const uint8_t* valid, Real gamma, Real decay,
     Real* advantages, Real* returns, double* moments) {
+  // Backwards in time: A_t = delta_t + gamma lambda A_{t+1}. An end of an episode and a row that is not valid cut it.
   for (int64_t t = steps - 1; t >= 0; t--)
     for (int64_t i = 0; i < envs; i++) {
       const int64_t at = t * envs + i;
@@ -36,6 +38,7 @@ void returns_and_moments(
       advantages[at] = goes_on ? delta + decay * advantages[at + envs] : delta;
       returns[at] = advantages[at] + values[at];
     }
+  // Columns of moments [3, 3]: advantages, returns, and returns - values.
   const int64_t n = steps * envs;
   write_moments(n, valid, moments, [&](int64_t i) { return double(advantages[i]); });
   write_moments(n, valid, moments + 1, [&](int64_t i) { return double(returns[i]); });

@@ -1,5 +1,9 @@
-// Acting in one row, for environments stepped elsewhere; and a rollout in one call: T steps of a batch of tasks, acted in by a network, into the buffers of
-// ddppo/ppo/collector.py; then the values of all that was observed.
+// Two entry points for ddppo/ppo/cpp:
+//
+//   rollout_act     acts on one row of observations, for environments that are not stepped in C++ (CppActing)
+//   rollout_record  a whole rollout in one call: T times act and step a batch of tasks, then the values (CppRollout)
+//
+// Both write into the buffers of ddppo/ppo/collector.py, and rollout_record does what Collector.collect does.
 #include <chrono>
 
 #include "acting.hpp"
@@ -9,29 +13,32 @@ namespace ddppo {
 
 extern "C" void network_values(void* network, const void* obs, int64_t n, void* values);  // learn.cpp
 
-// RolloutBuffers of ddppo/ppo/cpp/rollout.py mirrors this one.
-struct RolloutBuffers : ActingBuffers {
+// The arguments of rollout_record. RolloutArgs of ddppo/ppo/cpp/rollout.py has the same fields in the same order.
+struct RolloutArgs : ActingBuffers {
   TaskBatch* tasks;
-  int64_t num_steps, num_ends, is_finite;  // is_finite: observations and rewards
-  int64_t num_taken;                       // steps of this rollout
-  // Cut of ddppo/ppo/rollout.py: others write cells meanwhile. deadline: of std::chrono::steady_clock, in seconds.
+  int64_t num_steps;  // T, the most steps of a rollout
+  int64_t num_ends;   // out: episodes that ended
+  int64_t is_finite;  // out: whether all observations and rewards were
+  int64_t num_taken;  // out: steps taken; fewer than T if the rollout was cut
+  // When to cut the rollout, as Cut of ddppo/ppo/rollout.py. Other ranks write into cells meanwhile. deadline: in
+  // seconds of std::chrono::steady_clock.
   int64_t least_steps, number, awaited, num_cells;
   double deadline;
   const int64_t* cells;
-  void* raw_obs;                                 // [T + 1, E, obs_size]; obs itself where that is not normalised
-  const void *mean, *scale;                      // of the normaliser, or null
+  void* raw_obs;                                 // [T + 1, E, obs_size]; equal to obs without a normaliser
+  const void *mean, *scale;                      // [obs_size] of the normaliser, or null
   void *values, *next_values;                    // [T + 1, E] and [T, E]
   double* rewards;                               // [T, E]
   bool *terminated, *truncated, *episode_start;  // [T, E]
-  // [E], before and after: whether the next step begins an episode, and the sums of those under way.
+  // [E] in and out, of the episodes under way: whether the next step begins one, returns and lengths so far.
   bool* starts;
   double* returns;
   int64_t* lengths;
-  // Ends of episodes in the order of steps and environments, the first num_ends entries of [T E].
+  // out: the episodes that ended, by step and then by environment. The first num_ends entries of [T * E] are written.
   int64_t *end_steps, *end_envs;
   double* end_returns;
   int64_t* end_lengths;
-  void *final_obs, *final_values;  // as the task gave them, [T E, obs_size]
+  void *final_obs, *final_values;  // [T * E, obs_size] as the task returned them, and [T * E]
 };
 
 namespace {
@@ -39,15 +46,19 @@ namespace {
 template <class Real>
 class Recorder {
  public:
-  explicit Recorder(RolloutBuffers& buffers)
+  explicit Recorder(RolloutArgs& buffers)
       : b_(buffers), tasks_(*buffers.tasks), actor_(buffers), envs_(buffers.num_envs), size_(buffers.obs_size) {}
 
+  // Fill the buffers with one rollout.
   void record() {
+    // The last observations of the previous rollout are row 0 of this one. They are normalised again, because the
+    // moments have moved since.
     std::copy_n(of(b_.raw_obs) + b_.num_steps * envs_ * size_, envs_ * size_, of(b_.raw_obs));
     normalize(of(b_.raw_obs), envs_, of(b_.obs));
     std::copy_n(b_.starts, envs_, b_.episode_start);
     b_.num_ends = 0;
     b_.is_finite = true;
+    // Act, step, store.
     bool is_over = false;
     for (long t = 0; !is_over; t++) {
       actor_.act(t);
@@ -57,6 +68,7 @@ class Recorder {
       is_over = b_.num_taken == b_.num_steps || is_cut();
       receive(t, tasks_step(&tasks_), is_over);
     }
+    // The next rollout begins with row T, also after a cut.
     std::copy_n(of(b_.raw_obs) + b_.num_taken * envs_ * size_, envs_ * size_, of(b_.raw_obs) + b_.num_steps * envs_ * size_);
     value();
   }
@@ -65,6 +77,7 @@ class Recorder {
   static Real* of(void* p) { return static_cast<Real*>(p); }
   static const Real* of(const void* p) { return static_cast<const Real*>(p); }
 
+  // Hand the actions of row t to the tasks; forces are float32.
   void command(long t) {
     const long n = envs_ * b_.num_noise, at = t * n;
     if (b_.kind == Actor<Real>::kBox)
@@ -73,7 +86,7 @@ class Recorder {
       std::copy_n(static_cast<const int64_t*>(b_.actions) + at, n, static_cast<int64_t*>(tasks_.actions));
   }
 
-  // Whether to end after the steps taken.
+  // Return whether to end the rollout now: enough other ranks have ended theirs, or the time is over.
   bool is_cut() const {
     if (b_.num_taken < b_.least_steps) return false;
     int64_t num = 0;
@@ -83,7 +96,8 @@ class Recorder {
     return now.count() >= b_.deadline;
   }
 
-  // What the tasks answered to the actions of row t; is_last: no row follows.
+  // Store the results of row t, and the new observations in row t + 1. is_last: no row follows in this rollout, so the
+  // flags of episode starts are kept for the next one.
   void receive(long t, long num_ended, bool is_last) {
     const long row = t * envs_;
     Real* raw_obs = of(b_.raw_obs) + (row + envs_) * size_;
@@ -113,6 +127,7 @@ class Recorder {
     }
   }
 
+  // Clear is_finite if a number is NaN or infinite. Python then searches the first one, and raises.
   template <class Number>
   void check(const Number* x, long n) {
     bool is_finite = true;
@@ -120,6 +135,8 @@ class Recorder {
     b_.is_finite &= is_finite;
   }
 
+  // Values of all observations. The value of the next observation bootstraps a row; in a row that ends an episode, the
+  // value of the final observation takes its place.
   void value() {
     const long n = b_.num_taken * envs_;
     network_values(b_.network, b_.obs, n + envs_, b_.values);
@@ -131,7 +148,7 @@ class Recorder {
       of(b_.next_values)[b_.end_steps[end] * envs_ + b_.end_envs[end]] = of(b_.final_values)[end];
   }
 
-  // ObsNormalizer of ddppo/ppo/normalization.py.
+  // Normalise observations as ObsNormalizer of ddppo/ppo/normalization.py does.
   void normalize(const Real* raw_obs, long rows, Real* obs) {
     if (!b_.mean) return;
     for (long r = 0; r < rows; r++)
@@ -141,7 +158,7 @@ class Recorder {
       }
   }
 
-  RolloutBuffers& b_;
+  RolloutArgs& b_;
   TaskBatch& tasks_;
   Actor<Real> actor_;
   const long envs_, size_;
@@ -154,7 +171,7 @@ extern "C" void rollout_act(const ActingBuffers* buffers, int64_t t) {
   buffers->is_double ? Actor<double>(*buffers).act(t) : Actor<float>(*buffers).act(t);
 }
 
-extern "C" void rollout_record(RolloutBuffers* buffers) {
+extern "C" void rollout_record(RolloutArgs* buffers) {
   buffers->is_double ? Recorder<double>(*buffers).record() : Recorder<float>(*buffers).record();
 }
 

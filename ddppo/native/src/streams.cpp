@@ -1,5 +1,5 @@
-// The random streams of ddppo/seeding.py with NumPy's bits: Philox 4x64-10 (Salmon et al. 2011, "Parallel random
-// numbers: as easy as 1, 2, 3"), its doubles, and the shuffle of Generator.permutation.
+// The random streams of ddppo/seeding.py, with the same bits as NumPy's: Philox 4x64-10 (Salmon et al. 2011, "Parallel
+// random numbers: as easy as 1, 2, 3"), its doubles, and the shuffle of Generator.permutation.
 #include <cstdint>
 
 namespace {
@@ -58,7 +58,7 @@ class Philox {
 
 extern "C" {
 
-// out[t * num_envs + i] of stream (key, first_env + i, iteration), t < num_rows; uniform on [0, 1).
+// Write uniform numbers on [0, 1) to out [num_rows, num_envs]; column i is stream (key, first_env + i, iteration).
 void stream_uniform(
     const uint64_t* key, uint64_t first_env, uint64_t iteration, int64_t num_rows, int64_t num_envs, double* out) {
   for (int64_t i = 0; i < num_envs; i++) {
@@ -67,11 +67,12 @@ void stream_uniform(
   }
 }
 
-// The permutation of 0 to n - 1 of stream (key, a, b); n at most 2^32.
+// Write a permutation of 0, ..., n - 1 by stream (key, a, b); n is at most 2^32.
 void stream_permutation(const uint64_t* key, uint64_t a, uint64_t b, int64_t n, int64_t* out) {
   Philox stream(key, a, b);
   for (int64_t i = 0; i < n; i++) out[i] = i;
   for (int64_t i = n - 1; i > 0; i--) {
+    // A number from 0 to i: draw as many bits as i has, and draw again if the number is larger.
     uint32_t mask = static_cast<uint32_t>(i), drawn;
     for (int shift = 1; shift < 32; shift *= 2) mask |= mask >> shift;
     do drawn = stream.next32() & mask;
@@ -82,8 +83,9 @@ void stream_permutation(const uint64_t* key, uint64_t a, uint64_t b, int64_t n, 
   }
 }
 
-// Of samples t * num_envs + i in `order` those of environments first to first + local - 1, renumbered t * local + i - first,
-// to `out`, and the places in there of M + 1 `bounds` in order, to `out_bounds`. n below 2^32.
+// Write this rank's share of an epoch to `out`: from the samples t * num_envs + i in `order`, those of environments
+// first, ..., first + local - 1, renumbered as t * local + (i - first). `bounds` [M + 1] cut `order` into minibatches,
+// and `out_bounds` cut `out` at the same samples. n is below 2^32.
 void stream_share(
     const int64_t* order, int64_t n, int64_t num_envs, int64_t first, int64_t local, const int64_t* bounds,
     int64_t num_bounds, int64_t* out, int64_t* out_bounds) {

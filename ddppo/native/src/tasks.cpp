@@ -1,6 +1,6 @@
-// Gymnasium's classic-control tasks with the bits of ddppo/envs/backends/classic.py, where the formulas have their
-// sources. So each is computed in the same order and type, no multiplication is fused with an addition
-// (-ffp-contract=off), and functions are libm's, as NumPy's are.
+// Gymnasium's classic-control tasks, with the same bits as in ddppo/envs/backends/classic.py, which names the sources
+// of the formulas. So every formula has the same order and types here, no multiplication is fused with an addition
+// (-ffp-contract=off), and functions are those of libm, as in NumPy.
 #include "tasks.hpp"
 
 #include <cmath>
@@ -38,7 +38,7 @@ double uniform(Generator& generator, double low, double high) {
   return low + (high - low) * unit;
 }
 
-// NumPy's float32 cosine and sine of |x| <= pi / 4 (numpy/_core/src/umath/loops_trigonometric.dispatch).
+// NumPy's float32 cosine and sine for |x| <= pi / 4 (numpy/_core/src/umath/loops_trigonometric.dispatch).
 float numpy_cos(float x) {
   const float square = x * x;
   float sum = std::fma(0x1.98e616p-16f, square, -0x1.6c06dcp-10f);
@@ -155,8 +155,8 @@ struct Pendulum {
 
   static bool step(TaskBatch& b, long i, float* obs) {
     double &theta = b.state[i], &speed = b.state[b.num_envs + i];
-    const float torque = clipped(force_of(b, i), -kBound, kBound);  // what comes of it alone is float32
-    double angle = std::fmod(theta + kPi, 2 * kPi);              // Python's modulo is of the divisor's sign
+    const float torque = clipped(force_of(b, i), -kBound, kBound);  // terms of the torque alone are float32
+    double angle = std::fmod(theta + kPi, 2 * kPi);              // Python's % has the sign of the divisor
     if (angle < 0) angle += 2 * kPi;
     angle -= kPi;
     const double costs = squared(angle) + 0.1 * squared(speed) + 0.001f * squared(torque);
@@ -196,7 +196,8 @@ struct ContinuousMountainCar {
   static void reset(TaskBatch& b, long i, float* obs) {
     obs[0] = b.state[i] = uniform(b.generators[i], -0.6, -0.4);
     obs[1] = b.state[b.num_envs + i] = 0.0;
-    b.state[2 * b.num_envs + i] = 1.0;  // just reset: the first step alone is computed in float64
+    // Just reset: Gymnasium computes the first step in float64, and all later ones in float32.
+    b.state[2 * b.num_envs + i] = 1.0;
   }
 
   static bool step(TaskBatch& b, long i, float* obs) {
@@ -221,6 +222,7 @@ struct ContinuousMountainCar {
   }
 };
 
+// See tasks_step in tasks.hpp. All actions are checked before any environment steps.
 template <class Task>
 int64_t step_all(TaskBatch& b) {
   if constexpr (Task::kActions > 0) {
@@ -249,7 +251,7 @@ void reset_one(TaskBatch& b, int64_t i) {
   b.last_steps[i] = b.num_steps + b.max_episode_steps;
 }
 
-struct Row {
+struct Row {  // the functions of a task
   void (*reset)(TaskBatch&, int64_t);
   int64_t (*step)(TaskBatch&);
 };

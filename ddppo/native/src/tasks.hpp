@@ -1,4 +1,4 @@
-// Batches of the classic tasks, in memory that Python owns.
+// Batches of Gymnasium's classic-control tasks, in memory that Python owns.
 #pragma once
 
 #include <cstdint>
@@ -10,29 +10,33 @@ struct Generator {
   uint64_t state_high, state_low, increment_high, increment_low;
 };
 
-// E environments of one task: the fields of NativeEnvs in ddppo/envs/backends/classic_cpp.py, where a structure mirrors
-// this one.
+// E environments of one task. TaskBatch of ddppo/envs/backends/classic_cpp.py has the same fields in the same order.
 struct TaskBatch {
-  int64_t task, num_envs, obs_size;
-  int64_t num_steps, max_episode_steps;
-  double setting;  // of CartPole: by Sutton and Barto; of Pendulum: gravity; of the mountain cars: velocity at the goal
+  int64_t task;  // place in kTasks of tasks.cpp
+  int64_t num_envs, obs_size;
+  int64_t num_steps;  // steps that the batch has done
+  int64_t max_episode_steps;
+  // The task's setting. CartPole: not 0 for the rewards of Sutton and Barto. Pendulum: gravity. Mountain cars: velocity
+  // at the goal.
+  double setting;
   double* state;   // [S, E]
   float* obs;      // [E, obs_size]
-  double* rewards;
-  bool* terminated;
-  bool* truncated;
-  int64_t* last_steps;
-  int64_t* ended;     // the first n entries of [E]
-  float* final_obs;   // the first n rows of [E, obs_size]
+  double* rewards;   // [E]
+  bool* terminated;  // [E]
+  bool* truncated;   // [E]
+  int64_t* last_steps;  // [E] value of num_steps at which the episode is truncated
+  int64_t* ended;    // out: environments whose episode ended, the first n entries of [E]
+  float* final_obs;  // out: their last observations, the first n rows of [E, obs_size]
   void* actions;      // [E]: int64_t of a discrete task, float of one with forces
-  Generator* generators;
+  Generator* generators;  // [E]
 };
 
 extern "C" {
-// Put environment i into a first state, with its observation.
+// Reset environment i and write its first observation.
 void tasks_reset(TaskBatch* batch, int64_t i);
 
-// Step all by the actions in the batch. Return how many episodes ended, or -1 - i where environment i has no such action.
+// Step all environments with the actions in the batch, and reset those whose episode ends. Returns the number of ends,
+// or -1 - i if the action of environment i is not a valid choice.
 int64_t tasks_step(TaskBatch* batch);
 }
 
