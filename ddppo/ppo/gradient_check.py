@@ -1,4 +1,8 @@
-"""Whether a step other than the eager one computes autograd's gradient here, tried on random samples before a run."""
+"""Trials on random samples before a run.
+
+`agrees` compares the gradient of the C++ or compiled step with autograd's (loop/backend.py calls it). `check_losses`
+tries the loss terms of a user's own (ppo.losses; the launcher calls it before any rank starts).
+"""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -23,19 +27,20 @@ from ddppo.ppo.minibatches import Minibatch
 from ddppo.spaces import EnvSpec, each
 
 _TRIED_ROWS = 11
+# Largest difference of a component, relative to the largest component.
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-9}
 
 
 class HasGradient(Protocol):
-    """A step that can be tried."""
+    """A step that can be tried: `CppStep` or `CompiledStep`."""
 
     def gradient(self, minibatch: Minibatch) -> torch.Tensor:
-        """Leave this rank's gradient of the mean loss over a minibatch in the parameters', and return it."""
+        """Compute this rank's gradient of the mean loss over a minibatch into `parameters.grad`, and return it."""
         ...
 
 
 def agrees(step: HasGradient, spec: EnvSpec, model: ActorCritic, config: AlgorithmSettings) -> bool:
-    """Return whether the gradient of `step` is autograd's, up to rounding."""
+    """Return whether the gradient of `step` equals autograd's, up to rounding."""
     return worst_error(step, spec, model, config) <= _TOLERANCE[next(model.parameters()).dtype]
 
 
@@ -46,22 +51,25 @@ def worst_error(
     config: AlgorithmSettings,
     num_rows: int = _TRIED_ROWS,
 ) -> float:
-    """Return how far a gradient of `step` is from autograd's, relative to the longest component; nothing moves."""
+    """Return the largest difference between the gradients of `step` and of autograd, relative to the largest component.
+
+    The parameters do not change.
+    """
     minibatch = example(spec, model, num_rows, torch.Generator().manual_seed(0))
     gradient = step.gradient(minibatch)
     parameters = [p for p in model.parameters() if p.requires_grad]
     params, values = model.evaluate_actions(minibatch["obs"], minibatch["actions"])
     per_sample, _ = loss_per_sample(params, values, minibatch, model.distribution, Coefficients.of(config))
     loss = per_sample.mean()
-    found = torch.autograd.grad(loss * nan_unless_finite(loss), parameters, materialize_grads=True)
-    expected = iter(found)
+    expected = iter(torch.autograd.grad(loss * nan_unless_finite(loss), parameters, materialize_grads=True))
+    # Frozen parameters have gradient 0 in the flat vector.
     whole = [next(expected) if p.requires_grad else torch.zeros_like(p) for p in model.parameters()]
     flat = torch.cat([g.reshape(-1) for g in whole])
     return ((gradient - flat).abs().max() / flat.abs().max()).item()
 
 
 def example(spec: EnvSpec, model: ActorCritic, num_rows: int, generator: torch.Generator) -> Minibatch:
-    """Return a minibatch of random numbers, of the types and in the order that the learner's have."""
+    """Return a minibatch of random numbers, with the fields of the learner's in their types and order."""
     p = next(model.parameters())
 
     def random(*shape: int) -> torch.Tensor:
@@ -96,26 +104,26 @@ _ROWS = 8
 def check_losses(
     losses: Mapping[str, Any], spec: EnvSpec, config: ModelSettings, dtype: torch.dtype
 ) -> str | None:
-    """Try every term of ppo.losses on samples that are drawn; return a warning of those in which samples mix.
+    """Try every term of ppo.losses on random samples; return a warning about terms in which samples depend on others.
 
-    Of a model with minibatches of its own only the import is tried. Raises ConfigError for a term that cannot be
-    imported, raises, returns what is no number per sample, or does not depend on what the model puts out.
+    For a model with minibatches of its own, only the import is tried. Raises ConfigError for a term that cannot be
+    imported, raises, does not return one number per sample, or does not depend on the model's outputs.
     """
     terms = terms_of(losses)
     if not terms or model_class(config).minibatch_class is not None:
         return None
-    whole, part = _drawn(spec, config, dtype)
-    mixing = [term.name for term in terms if _mixes(term, whole, part)]
+    samples, first_half = _random_samples(spec, config, dtype)
+    mixing = [term.name for term in terms if _mixes(term, samples, first_half)]
     if not mixing:
         return None
     return (
-        f"ppo.losses.{', ppo.losses.'.join(mixing)}: a sample's number depends on others of its minibatch, so "
-        "that results depend on dist.world_size: compute each from its own sample alone"
+        f"ppo.losses.{', ppo.losses.'.join(mixing)}: a sample's number depends on other samples of its minibatch, so "
+        "results depend on dist.world_size: compute each number from its own sample alone"
     )
 
 
-def _drawn(spec: EnvSpec, config: ModelSettings, dtype: torch.dtype) -> tuple[Samples, Samples]:
-    """Return some samples, and the first half of them by themselves."""
+def _random_samples(spec: EnvSpec, config: ModelSettings, dtype: torch.dtype) -> tuple[Samples, Samples]:
+    """Return random samples, and a minibatch of their first half only."""
     model = build_model(spec, config, 0, dtype)
     minibatch = example(spec, model, _ROWS, torch.Generator().manual_seed(0))
     params, values = model.evaluate_actions(minibatch["obs"], minibatch["actions"])
@@ -127,19 +135,19 @@ def _drawn(spec: EnvSpec, config: ModelSettings, dtype: torch.dtype) -> tuple[Sa
     )
 
 
-def _mixes(term: Term, whole: Samples, part: Samples) -> bool:
-    """Return whether the numbers of a part of the samples change with the others. Raises ConfigError as above."""
-    said = f"ppo.losses.{term.name}.term"
+def _mixes(term: Term, samples: Samples, first_half: Samples) -> bool:
+    """Return whether the term of the first half differs if the other half is there. Raises ConfigError as above."""
+    subject = f"ppo.losses.{term.name}.term"
     try:
-        of_whole, of_part = term(whole), term(part)
+        among_all, alone = term(samples), term(first_half)
     except TrainingError as e:
         raise ConfigError(str(e)) from e
     except Exception as e:  # a user's function may raise anything
-        raise ConfigError(f"{said}: raised {in_one_line(e)}") from e
-    if not of_whole.requires_grad:
+        raise ConfigError(f"{subject}: raised {in_one_line(e)}") from e
+    if not among_all.requires_grad:
         raise ConfigError(
-            f"{said}: returned numbers without a gradient: they must depend on samples.policy, samples.params or "
-            "samples.values, or nothing is learned from them; what is only to be seen is a metric (log.metrics)"
+            f"{subject}: returned numbers without a gradient: they must depend on samples.policy, samples.params or "
+            "samples.values, or nothing is learned from them; use log.metrics for a number that is only reported"
         )
-    close = 1e-4 if of_whole.dtype == torch.float32 else 1e-9
-    return not torch.allclose(of_whole[: len(of_part)], of_part, rtol=close, atol=close, equal_nan=True)
+    close = 1e-4 if among_all.dtype == torch.float32 else 1e-9
+    return not torch.allclose(among_all[: len(alone)], alone, rtol=close, atol=close, equal_nan=True)

@@ -1,7 +1,8 @@
-"""Moments over all ranks by count, and the normalisers built on them.
+"""Running moments over all ranks, and the two normalisers that use them: of observations and of rewards.
 
-A normaliser is frozen while a rollout is collected and learned from, and updated once per iteration with the
-moments of what all ranks saw. So it is the same on every rank and does not depend on how environments were split.
+Moments are (count, mean, M2) and are merged by count, so they do not depend on how environments are split over ranks.
+A normaliser is frozen while a rollout is collected and learned from. Once per iteration it is updated with the moments
+of all ranks, so it is equal on all of them. Advantages are normalised in rollout_stats.py.
 """
 
 from collections.abc import Callable
@@ -12,16 +13,20 @@ import torch
 from ddppo.models.actor_critic import Obs
 from ddppo.spaces import ArraySpec, each, leaves, zipped
 
-Gather = Callable[[torch.Tensor], torch.Tensor]
+Gather = Callable[[torch.Tensor], torch.Tensor]  # values [...] of this rank -> [W, ...] of all ranks
 
-# A mean so many deviations from 0 is subtracted in float64, before observations are cast to float32: rounded first,
-# they would lose more than 1e-4 of a deviation. Nearer to 0 they are cast first. A constant, whose deviation is the
-# rounding of float64, has nothing to lose.
-_FAR, _ROUNDING = 1000.0, 1e-12
+# Observations in float64 are cast to the model's float32. If their mean is more than so many deviations from 0, casting
+# would round away more than 1e-4 of a deviation, so the mean is subtracted before.
+_FAR = 1000.0
+# A deviation below this share of the mean is only the rounding of float64: the number is constant, and nothing is lost.
+_ROUNDING = 1e-12
+
+
+# -- Moments.
 
 
 def moments(x: torch.Tensor) -> torch.Tensor:
-    """Return (count, mean, M2) of the samples `[n, ...]` as float64 `[3, ...]`; M2 is the sum of squared deviations."""
+    """Return (count, mean, M2) of samples `[n, ...]` as float64 `[3, ...]`; M2 is the sum of squared deviations."""
     x = x.double()
     count = torch.full_like(x.sum(dim=0), float(len(x)))
     mean = x.sum(dim=0) / max(len(x), 1)
@@ -47,14 +52,14 @@ def variance(merged: torch.Tensor) -> torch.Tensor:
     return merged[2] / merged[0].clamp(min=1)
 
 
+# -- Observations.
+
+
 class ObsNormalizer:
     """(obs - mean) / std by running moments over all ranks, clipped to +-10; the identity before the first update.
 
-    Pixels pass as they are: the model scales them. The running form is OpenAI baselines' VecNormalize; the
-    frozen-per-iteration update is ours. state: moments `[3, n]` of the n floats of an observation, flattened.
-    mean_and_scale: two tensors `[*shape]` for every array, None for pixels. offsets: what is subtracted of float64
-    observations before they are cast to the model's float32, float64 `[*shape]`; None where that is nothing, as nearly
-    always: the mean where it is far from 0, and `mean` is then 0.
+    The running form is that of OpenAI baselines' VecNormalize; freezing it for an iteration is ours. Pixels are not
+    normalised, because the model scales them.
     """
 
     def __init__(
@@ -66,10 +71,14 @@ class ObsNormalizer:
             zero = torch.zeros(leaf.shape, device=device, dtype=dtype)
             return zero, torch.ones_like(zero)
 
+        # For each array of floats two tensors [*shape], mean and 1 / std; None for pixels.
         self.mean_and_scale = each(identity, spec)
+        # float64 [*shape]: means far from 0, subtracted from float64 observations before the cast to float32 (`mean` is
+        # 0 there). None for an array without such means, as nearly always.
         self.offsets = each(lambda _: None, spec)
         self._spec = spec
         self._floats = [leaf for leaf in leaves(spec) if leaf.is_float]
+        # Moments [3, n] of the n floats of an observation, flattened.
         self.state = torch.zeros(3, sum(leaf.size for leaf in self._floats), dtype=torch.float64)
 
     def __call__(self, obs: Obs, out: Obs | None = None) -> Obs:
@@ -79,19 +88,20 @@ class ObsNormalizer:
         return each(_normalized, obs, self.mean_and_scale, self.offsets, out)
 
     def moments(self, obs: Obs, valid: torch.Tensor) -> torch.Tensor:
-        """Return the moments `[3, n]` of observations `[T, E, *shape]` where `valid` `[T, E]`."""
+        """Return the moments `[3, n]` of the valid rows of observations `[T, E, *shape]`; `valid` is `[T, E]`."""
         floats = [x[valid] for x in leaves(obs) if x.is_floating_point()]
         flat = [x.reshape(len(x), leaf.size) for x, leaf in zip(floats, self._floats, strict=True)]
-        given = zip(flat, filter(None, leaves(self.mean_and_scale)), strict=True)
-        found = moments(torch.cat([x.to(mean.dtype) for x, (mean, _) in given], 1))
-        far = _far(found, rounding=0.0)
+        # In the model's type first. Only if a mean is far from 0 are the moments computed again, from float64.
+        arrays = zip(flat, filter(None, leaves(self.mean_and_scale)), strict=True)
+        cast = moments(torch.cat([x.to(mean.dtype) for x, (mean, _) in arrays], 1))
+        far = _far(cast, rounding=0.0)
         if not far.any():
-            return found
+            return cast
         exact = moments(torch.cat([x.double() for x in flat], 1))
-        return torch.where(far & (exact[2] > exact[0] * (_ROUNDING * exact[1]).square()), exact, found)
+        return torch.where(far & (exact[2] > exact[0] * (_ROUNDING * exact[1]).square()), exact, cast)
 
     def moments_of_shards(self, obs: Obs, valid: torch.Tensor, num_shards: int) -> torch.Tensor:
-        """Return the moments `[S, 3, n]` of S equal shards of the environments, as `moments` does of all."""
+        """Return the moments `[S, 3, n]` of each of S equal shards of the environments (dist.reduction=ordered)."""
         shards = zipped(each(lambda x: x.chunk(num_shards, dim=1), obs))
         parts = zip(shards, valid.chunk(num_shards, dim=1), strict=True)
         return torch.stack([self.moments(x, is_valid) for x, is_valid in parts])
@@ -101,6 +111,7 @@ class ObsNormalizer:
         self.load(merge_moments(torch.stack([self.state, merged])))
 
     def load(self, state: torch.Tensor) -> None:
+        """Take moments `[3, n]`, and derive mean, scale and offsets from them."""
         self.state = state
         parts = iter(state.split([leaf.size for leaf in self._floats], dim=1))
 
@@ -121,9 +132,9 @@ class ObsNormalizer:
 
 
 def _far(state: torch.Tensor, *, rounding: float) -> torch.Tensor:
-    """Return whether means are so many deviations from 0 that casting first loses some, by moments `[3, n]`.
+    """Return `[n]` bool: by moments `[3, n]`, whether a mean is so far from 0 that casting to float32 loses precision.
 
-    rounding: the share of a mean up to which a deviation is none.
+    rounding: a deviation below this share of the mean is taken as 0, that is, the number as constant.
     """
     mean, deviation = state[1].abs(), variance(state).sqrt()
     return (mean > _FAR * deviation) & (deviation >= rounding * mean) & (mean > 0)
@@ -144,33 +155,38 @@ def _normalized(
     return torch.sub(x, mean, out=out).mul_(scale).clamp_(-10.0, 10.0)
 
 
+# -- Rewards.
+
+
 class RewardNormalizer:
     """Rewards divided by the running deviation of the discounted return, clipped to +-10.
 
-    The discounted return of an environment is g_t = r_t + gamma * g_{t-1}, started anew with every episode
-    (OpenAI baselines' VecNormalize); rows that are not valid discount nothing. discounted: g `[E]` of each environment,
-    which stays with the rank that learns from it. num_shards: of a rank's environments, whose moments are taken by
-    themselves.
+    As in OpenAI baselines' VecNormalize, the discounted return of an environment is g_t = r_t + gamma * g_{t-1}, and
+    begins at 0 with every episode. Rows that are not valid do not discount it.
     """
 
     def __init__(self, num_envs: int, gamma: float, device: torch.device, num_shards: int = 1) -> None:
         self.state = torch.zeros(3, dtype=torch.float64)
         self._gamma = gamma
-        self._num_shards = num_shards
+        self._num_shards = num_shards  # moments are computed for each shard of the rank's environments
+        # g [E] of the episodes under way. It stays on the rank that learns from these environments.
         self.discounted = torch.zeros(num_envs, dtype=torch.float64, device=device)
 
     def __call__(
         self, rewards: torch.Tensor, ended: torch.Tensor, valid: torch.Tensor, gather: Gather
     ) -> torch.Tensor:
-        """Return scaled rewards `[T, E]`; updates the moments over all ranks first (one collective)."""
+        """Update the moments with this rollout, then return scaled rewards `[T, E]`. One collective."""
+        # 1. Discounted returns of every row, on from those before the rollout.
         discounted = torch.empty(rewards.shape, dtype=torch.float64, device=rewards.device)
         decay = torch.full_like(discounted, self._gamma).masked_fill_(~valid, 1.0)
         for t in range(len(rewards)):
             discounted[t] = rewards[t] + decay[t] * self.discounted
             self.discounted = discounted[t] * ~ended[t]
+        # 2. Their moments over all ranks, merged into the running moments.
         shards = zip(*(x.chunk(self._num_shards, dim=1) for x in (discounted, valid)), strict=True)
-        own = torch.stack([moments(x[is_valid]).cpu() for x, is_valid in shards])
-        merged = merge_moments(gather(own).reshape(-1, 3))
+        local = torch.stack([moments(x[is_valid]).cpu() for x, is_valid in shards])
+        merged = merge_moments(gather(local).reshape(-1, 3))
         self.state = merge_moments(torch.stack([self.state, merged]))
+        # 3. Scale, without subtracting a mean: that would change which policy is best.
         scale = (variance(self.state) + 1e-8).rsqrt().item()
         return (rewards * scale).clamp(-10.0, 10.0)

@@ -129,7 +129,7 @@ def warnings_of(config, folder, monkeypatch, capsys):
         ({"model.name": f"{__name__}:Own"}, "Own is not ddppo's MLP"),
         ({"model.activation": "gelu"}, "model.activation=gelu is none of tanh"),
         ({"ppo.learning_rates": {"value_head": 1e-3}}, "ppo.learning_rates gives parts"),
-        ({"dist.threads_per_rank": 2}, "dist.threads_per_rank=2, and it knows one thread"),
+        ({"dist.threads_per_rank": 2}, "dist.threads_per_rank=2, and C++ uses one thread"),
     ],
 )
 def test_a_run_that_cannot_learn_in_cpp_says_why_in_one_line(changed, why, tmp_path, monkeypatch, capsys):

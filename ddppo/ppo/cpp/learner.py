@@ -1,4 +1,10 @@
-"""The step in C++ (ddppo/native/src/learn.cpp): an epoch is one call, which gathers its minibatches itself."""
+"""Learning in C++: `CppStep` is the loop over minibatches, and `CppGae` computes advantages.
+
+The learner calls a `CppStep` as it calls the eager or compiled step (ppo/learner.py:Step): begin, epoch, ..., end. An
+epoch is one call of `network_epoch` (ddppo/native/src/learn.cpp), which selects the rows of each minibatch, computes
+the gradient, sums it over ranks, clips it and moves the parameters. loop/backend.py decides whether a run learns in
+C++. summary.json calls this step "native".
+"""
 
 import ctypes
 import math
@@ -17,12 +23,13 @@ from ddppo.ppo.minibatches import Minibatch, MinibatchSource
 from ddppo.ppo.nonfinite import UpdateNotFinite
 from ddppo.ppo.rollout import Rollout
 
+# Fields of a minibatch in the order of the struct Columns of learn.cpp.
 _COLUMNS = ("obs", "actions", "logprobs", "values", "advantages", "returns", "weights", "mask")
 _GO_ON = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
 
 
 class _Sum(ctypes.Structure):
-    """struct Sum of src/learn.cpp."""
+    """The struct Sum of learn.cpp, which says what its fields are."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("begin", "context")),
@@ -37,18 +44,15 @@ class _Sum(ctypes.Structure):
 
 
 class CppStep:
-    """A `Step` on a CppNetwork, whose gradients are summed over the ranks of `group`.
-
-    num_shards: of a rank, whose gradients are summed in order; 0 where its environments are all one.
-    """
+    """The `Step` of the learner in C++, for an MLP on one CPU thread."""
 
     def __init__(
         self,
         network: CppNetwork,
         config: AlgorithmSettings,
         optimizer: torch.optim.Adam,
-        group: Group,
-        num_shards: int = 0,
+        group: Group,  # the ranks over which gradients are summed
+        num_shards: int = 0,  # with dist.reduction=ordered, shards of this rank; else 0
     ) -> None:
         self.sums = torch.zeros(max(1, num_shards), len(STATISTICS), dtype=torch.float64)
         self.network = network
@@ -57,8 +61,9 @@ class CppStep:
         self._loss = torch.zeros((), dtype=torch.float64)
         self._constants, self._clip_coef = constants(config, torch.device("cpu")), config.clip_coef
         self._learning_rate = 0.0
-        mine = [self._norms, self.sums, self._loss, self._constants]
-        self._addresses = (ctypes.c_void_p * 7)(None, None, None, *[x.data_ptr() for x in mine])
+        # Addresses for the struct Optimizer: three tensors of Adam, which `begin` fills in, and four of this step.
+        sums = [self._norms, self.sums, self._loss, self._constants]
+        self._addresses = (ctypes.c_void_p * 7)(None, None, None, *[x.data_ptr() for x in sums])
         self._group = group
         self._ordered = OrderedSum(group, num_shards, network.gradient) if num_shards else None
         self._sum = self._sum_call() if group.world_size > 1 or num_shards else None
@@ -77,6 +82,7 @@ class CppStep:
     def epoch(
         self, batch: MinibatchSource, order: torch.Tensor, bounds: list[int], counts: list[float]
     ) -> None:
+        # 1. Arguments of the call. C++ reads the samples of the batch in place, in the given order.
         columns, addresses = self._columns(batch.fields)
         num_minibatches = len(counts)
         ends, divisors = (ctypes.c_int64 * len(bounds))(*bounds), (ctypes.c_double * num_minibatches)(*counts)
@@ -84,11 +90,14 @@ class CppStep:
         if self._sum is not None:
             self._sum.stamps = stamps.ctypes.data
             sum_ = ctypes.byref(self._sum)
+        # 2. The epoch. `columns` must stay alive until the call returns.
         failed = library().network_epoch(
             self.network.handle, addresses, order.data_ptr(), ends, divisors, num_minibatches,
             self._learning_rate, self._addresses, sum_,
         )  # fmt: skip
         del columns
+
+        # 3. Time of the collectives, and an exception that a sum raised.
         for start, end in stamps[stamps[:, 1] > 0].tolist():
             self._group.record(CollectiveTiming(start, end, num_bytes=self.network.gradient.nbytes))
         if failed:
@@ -103,7 +112,7 @@ class CppStep:
         return norms
 
     def gradient(self, minibatch: Minibatch) -> torch.Tensor:
-        """Leave this rank's gradient of the mean loss over a minibatch in the parameters', and return it."""
+        """Compute this rank's gradient of the mean loss over a minibatch into `parameters.grad`, and return it."""
         rows = len(minibatch["weights"])
         columns, addresses = self._columns(minibatch)
         library().network_gradient(self.network.handle, addresses, None, rows, float(rows), self._addresses)
@@ -111,11 +120,12 @@ class CppStep:
         return self.network.gradient
 
     def _sum_call(self) -> _Sum:
+        """Return how C++ sums the gradient: by C functions of the group if it has them, else by a call of Python."""
         gradient, ordered = self.network.gradient, self._ordered
         call = None if ordered is not None else self._group.sum_call(gradient.dtype)
 
         def go_on(status: int) -> int:
-            """Sum, or wait for a sum under way; called from C++, where no exception may pass."""
+            """Compute the sum, or wait for one under way. C++ calls it, so exceptions are kept for `epoch` to raise."""
             try:
                 if ordered is not None:
                     ordered.finish_(gradient)
@@ -135,7 +145,7 @@ class CppStep:
         )  # fmt: skip
 
     def _columns(self, fields: Minibatch) -> tuple[list[torch.Tensor], ctypes.Array]:
-        """Return the fields, contiguous, which must outlive the call, and their addresses for src/learn.cpp."""
+        """Return the contiguous fields of a batch, which must outlive the call, and their addresses in order."""
         obs = flat_obs(fields["obs"], self.network.spec, self.network.parameters.dtype)
         columns = [obs, *(fields[name] for name in _COLUMNS[1:] if name in fields)]
         columns = [x.contiguous() for x in columns]
@@ -152,9 +162,9 @@ _TYPES = (*(ctypes.c_int64,) * 2, *(ctypes.c_void_p,) * 6, *(ctypes.c_double,) *
 def returns_and_moments(
     rollout: Rollout, rewards: torch.Tensor, *, gamma: float, gae_lambda: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return advantages and returns `[T, E]` as ppo/advantages.py estimates them, and moments `[3, 3]` in float64.
+    """Return advantages and returns `[T, E]`, as ppo/advantages.py estimates them, and moments `[3, 3]` float64.
 
-    The moments are those of normalization.moments, of the valid advantages, returns and returns - values. CPU only.
+    The moments (count, mean, M2) are those of valid advantages, returns and returns - values. CPU only.
     """
     compute = library().returns_float if rewards.dtype == torch.float32 else library().returns_double
     compute.argtypes = _TYPES
@@ -179,13 +189,13 @@ def returns_and_moments(
 
 
 class CppGae(Gae):
-    """GAE with its moments in one call of C++, for rollouts that the current policy acted."""
+    """`Gae` in one call of C++. For rollouts of an older policy (V-trace) it calls the PyTorch code."""
 
     def _estimates(self, rollout: Rollout, rewards: torch.Tensor) -> Estimates:
         if rollout.ratios is not None:
             return super()._estimates(rollout, rewards)
         config, valid = self.config, rollout.valid
-        advantages, returns, own = returns_and_moments(
+        advantages, returns, local_moments = returns_and_moments(
             rollout, rewards, gamma=config.gamma, gae_lambda=config.gae_lambda
         )
-        return Estimates(advantages, valid.to(advantages.dtype), returns, own)
+        return Estimates(advantages, valid.to(advantages.dtype), returns, local_moments)

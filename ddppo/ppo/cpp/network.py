@@ -1,4 +1,8 @@
-"""The MLP in C++ (ddppo/native/src/mlp.hpp): its policy and values for acting, its gradient for learning."""
+"""The MLP in C++ (ddppo/native/src/mlp.hpp), and acting with it.
+
+`why_not_cpp` says whether a run can use it. `CppNetwork` computes action parameters and values; `CppStep` (learner.py)
+computes its gradient. `CppActing`, at the end, is how a collector acts with it.
+"""
 
 import ctypes
 import functools
@@ -15,15 +19,24 @@ from ddppo.models.actor_critic import MLP, ActorCritic, Obs, flat_obs
 from ddppo.models.distributions import num_noise
 from ddppo.spaces import ActionSpec, EnvSpec, leaves
 
-_ACTIVATIONS = ("tanh", "relu", "elu", "leaky_relu")  # in the order of src/activations.hpp
-KINDS = ("discrete", "multi_discrete", "multi_binary", "box")  # in the order of src/losses.hpp
-# Of one layer: beyond, weights, their packed copy and gradient leave a core's cache (experiments/growth).
+_ACTIVATIONS = ("tanh", "relu", "elu", "leaky_relu")  # in the order of the enum Activation in activations.hpp
+KINDS = (
+    "discrete",
+    "multi_discrete",
+    "multi_binary",
+    "box",
+)  # in the order of the enum ActionKind in losses.hpp
+# The most weights of a layer. Beyond, the weights, their packed copy and the gradient no longer fit into the cache of a
+# core, and torch is faster (experiments/growth).
 _MOST_WEIGHTS = 2**19
 _POINTER, _INT, _DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 
 
+# -- Whether C++ can compute a run. A new reason needs a row here, and no change elsewhere.
+
+
 def why_not_cpp(config: Config, model: ActorCritic, device: torch.device, sync_name: str) -> str | None:
-    """Return why this rank cannot take the step in C++, in half a sentence, or None; compiles the library."""
+    """Return why this rank cannot learn in C++, as part of a sentence; None if it can. Compiles the library."""
     if config.compile not in ("auto", "on"):
         return f"compile={config.compile}"
     if config.ppo.algorithm != "ppo":
@@ -31,22 +44,22 @@ def why_not_cpp(config: Config, model: ActorCritic, device: torch.device, sync_n
     if config.ppo.losses:
         return "ppo.losses adds terms of your own to the loss"
     if config.ppo.learning_rates:
-        return "ppo.learning_rates gives parts of the model step sizes of their own"
+        return "ppo.learning_rates gives parts of the model different step sizes"
     if config.dist.threads_per_rank not in (None, 1):
-        return f"dist.threads_per_rank={config.dist.threads_per_rank}, and it knows one thread"
+        return f"dist.threads_per_rank={config.dist.threads_per_rank}, and C++ uses one thread"
     if sync_name == "ddp":
         return "dist.grad_sync=ddp sums gradients inside backward"
     return why_not_native(model, device)
 
 
 def why_not_native(model: ActorCritic, device: torch.device) -> str | None:
-    """Return why the network cannot be computed in C++ here, in half a sentence, or None; compiles the library."""
+    """Return why C++ cannot compute this network, as part of a sentence; None if it can. Compiles the library."""
     if type(model) is not MLP:
         return f"{type(model).__name__} is not ddppo's MLP"
     if model.is_squashed:
         return "model.squash=tanh squashes its actions"
     if model.is_box and model.log_std is None:
-        return "model.log_std=state has the network give deviations"
+        return "model.log_std=state makes standard deviations an output of the network"
     if not all(leaf.is_float for leaf in leaves(model.spec.obs)):
         return "the task observes pixels"
     if model.activation not in _ACTIVATIONS:
@@ -54,7 +67,7 @@ def why_not_native(model: ActorCritic, device: torch.device) -> str | None:
     if is_faster_in_torch(model):
         return f"a layer has more than {_MOST_WEIGHTS:,} weights, which torch multiplies faster"
     if device.type != "cpu":
-        return f"it computes on CPUs, and device is {device.type}"
+        return f"C++ computes on CPUs, and device is {device.type}"
     return native.why_not()
 
 
@@ -63,26 +76,29 @@ def is_faster_in_torch(model: ActorCritic) -> bool:
 
 
 def rows_are_independent(network: "CppNetwork", obs: torch.Tensor) -> bool:
-    """Return whether a row `[obs_size]` of obs has the same bits in any batch and at any place in it.
+    """Return whether the outputs for an observation have the same bits in any batch, at any place in it.
 
-    Compilers may round otherwise in a loop's remainder; what every W computes alike rests on this.
+    A compiler may round differently in the remainder of a loop. Results could not be equal at any W then.
     """
     network.refresh()
 
-    def of(rows: torch.Tensor) -> torch.Tensor:
+    def outputs(rows: torch.Tensor) -> torch.Tensor:
         params = network.policy(rows, rows.new_empty(len(rows), network.num_params))
         return torch.cat([params, network.values(rows).unsqueeze(1)], dim=1)
 
-    whole = of(obs)
-    parts = [torch.cat([of(part.clone()) for part in obs.split(size)]) for size in (1, 2, 3, 6, 7)]
-    shifted = of(obs.roll(1, 0)).roll(-1, 0)
-    return all(torch.equal(whole, each) for each in (*parts, shifted))
+    whole = outputs(obs)
+    by_parts = [torch.cat([outputs(part.clone()) for part in obs.split(size)]) for size in (1, 2, 3, 6, 7)]
+    shifted = outputs(obs.roll(1, 0)).roll(-1, 0)
+    return all(torch.equal(whole, other) for other in (*by_parts, shifted))
+
+
+# -- The network.
 
 
 class CppNetwork:
-    """Reads the parameters from the flat vector `[num_parameters]` and leaves gradients in that of its `.grad`.
+    """The MLP in C++. It reads the flat vector of parameters `[num_parameters]` in place, and writes into its `.grad`.
 
-    Every row is computed by itself: it does not depend on which rows, and how many, are computed with it.
+    The outputs for an observation do not depend on the other observations of a batch.
     """
 
     def __init__(self, model: MLP, spec: EnvSpec, parameters: torch.nn.Parameter) -> None:
@@ -98,11 +114,11 @@ class CppNetwork:
         weakref.finalize(self, self._library.network_free, self.handle)
 
     def refresh(self) -> None:
-        """Take over the parameters as they are now, for `policy` and `values`."""
+        """Use the current parameters in the next calls of `policy` and `values`."""
         self._library.network_refresh(self.handle)
 
     def policy(self, obs: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """Leave action parameters `[n, P]` of obs `[n, obs_size]` in `out` and return it; all contiguous."""
+        """Write action parameters `[n, P]` of obs `[n, obs_size]` to `out`, and return it. Both are contiguous."""
         self._library.network_policy(self.handle, obs.data_ptr(), len(obs), out.data_ptr())
         return out
 
@@ -115,7 +131,7 @@ class CppNetwork:
 
 
 def library() -> ctypes.CDLL:
-    """Return the library with its functions' types declared. Raises NotCompiled."""
+    """Return the compiled library, with the types of its functions declared. Raises NotCompiled."""
     found = native.library()
     if found.network_create.argtypes is None:
         found.network_create.argtypes, found.network_create.restype = (_POINTER,) * 3, _POINTER
@@ -128,7 +144,8 @@ def library() -> ctypes.CDLL:
 
 
 def _description(model: MLP, spec: EnvSpec) -> list[int]:
-    """Return the network's shape and places of its parameters, as network_create in src/learn.cpp reads them."""
+    """Return the network's shape and the offsets of its parameters, as `network_create` in learn.cpp reads them."""
+    # Where each parameter begins in the flat vector.
     offsets, offset = {}, 0
     for name, p in model.named_parameters():
         offsets[name] = offset
@@ -158,7 +175,7 @@ def _description(model: MLP, spec: EnvSpec) -> list[int]:
     ]
 
 
-# -- Acting in C++ (ddppo/native/src/acting.hpp): policy, draw and log-probability of a row in one call.
+# -- Acting in C++ (ddppo/native/src/acting.hpp): action parameters, actions and log-probabilities of a row in one call.
 
 
 if TYPE_CHECKING:
@@ -166,7 +183,7 @@ if TYPE_CHECKING:
 
 
 class ActingBuffers(ctypes.Structure):
-    """`ActingBuffers` of acting.hpp."""
+    """The struct `ActingBuffers` of acting.hpp: the same fields in the same order."""
 
     _fields_ = [
         ("network", ctypes.c_void_p),
@@ -182,7 +199,7 @@ class ActingBuffers(ctypes.Structure):
 
 
 class CppActing:
-    """Writes actions, their parameters and log-probabilities into the rows of a collector's buffers."""
+    """Acting of a collector in C++ (ppo/acting.py:Acting). It writes into the rows of the collector's buffers."""
 
     def __init__(self, collector: "Collector", network: CppNetwork) -> None:
         action, obs = collector.env.spec.action, collector.flat_obs
@@ -197,8 +214,8 @@ class CppActing:
         self.buffers.obs_size = collector.env.spec.obs_size
         self.buffers.num_params = collector.params.shape[-1]
         self.buffers.num_noise = num_noise(action)
-        self._kept: dict[str, object] = {}  # what C++ is told the addresses of
-        self.point(
+        self._kept: dict[str, object] = {}  # arrays with addresses in `buffers`, so that they stay alive
+        self._set_arrays(
             sizes=np.array(action.sizes, np.int64),
             obs=obs,
             actions=collector.actions,
@@ -206,15 +223,15 @@ class CppActing:
             logprobs=collector.logprobs,
         )
         if collector.masks is not None:
-            self.point(mask=collector.masks)
+            self._set_arrays(mask=collector.masks)
 
     def _empty(self) -> Any:
         return ActingBuffers()
 
     def begin(self, noise: np.ndarray) -> None:
-        """Take over the parameters as they are now, and the noise `[T, E, num_noise]` of a rollout."""
+        """Begin a rollout with the current parameters, and with action noise `[T, E, num_noise]`."""
         self.network.refresh()
-        self.point(noise=np.ascontiguousarray(noise, np.float64))
+        self._set_arrays(noise=np.ascontiguousarray(noise, np.float64))
 
     def act(self, t: int) -> None:
         """Write actions, action parameters and log-probabilities of row t."""
@@ -232,8 +249,8 @@ class CppActing:
         """Return values `[n]` of final observations `[n, *shape]`."""
         return self.network.values(flat_obs(obs, self.network.spec, self._dtype))
 
-    def point(self, **arrays: np.ndarray | torch.Tensor) -> None:
-        """Tell C++ where contiguous arrays are, and keep them."""
+    def _set_arrays(self, **arrays: np.ndarray | torch.Tensor) -> None:
+        """Set pointer fields of the struct to these contiguous arrays, and keep the arrays alive."""
         for name, array in arrays.items():
             if isinstance(array, torch.Tensor):
                 assert array.is_contiguous(), name

@@ -1,4 +1,7 @@
-"""A rollout in one call of C++ (ddppo/native/src/rollout.cpp), where tasks and network are both computed there."""
+"""A whole rollout in one call of C++ (ddppo/native/src/rollout.cpp), if both tasks and network are computed in C++.
+
+The results are those of `Collector.collect`, in the same buffers.
+"""
 
 import ctypes
 import dataclasses
@@ -36,7 +39,7 @@ _POINTERS = (
 
 
 class RolloutArgs(ActingBuffers):
-    """`RolloutBuffers` of rollout.cpp."""
+    """The struct `RolloutArgs` of native/src/rollout.cpp: the same fields in the same order."""
 
     _fields_ = [  # noqa: RUF012 (ctypes declares it so)
         ("tasks", ctypes.POINTER(TaskBatch)),
@@ -52,7 +55,7 @@ class RolloutArgs(ActingBuffers):
 
 
 class CppRollout(CppActing):
-    """Fills the buffers of a collector as its own loop would."""
+    """Collects in one call. The `Rollout` is made once, since its tensors are the buffers that C++ fills every time."""
 
     def __init__(self, collector: "Collector", envs: CppEnvs, network: CppNetwork) -> None:
         super().__init__(collector, network)
@@ -63,9 +66,9 @@ class CppRollout(CppActing):
         assert isinstance(obs, torch.Tensor), envs.spec
         assert isinstance(raw_obs, torch.Tensor), envs.spec
         assert raw_obs.dtype == obs.dtype, (
-            "tasks in C++ observe float32, which is subtracted in the model's type"
+            "tasks in C++ have float32 observations, which are normalised in the model's type"
         )
-        most = steps * num_envs
+        most = steps * num_envs  # episodes that can end in a rollout
         values = like.new_zeros(steps + 1, num_envs)
         self._rollout = Rollout(
             obs=obs[:-1],
@@ -93,8 +96,8 @@ class CppRollout(CppActing):
         self.buffers.num_steps = steps
         if normalizer is not None:
             mean, scale = normalizer.mean_and_scale
-            self.point(mean=mean, scale=scale)
-        self.point(
+            self._set_arrays(mean=mean, scale=scale)
+        self._set_arrays(
             raw_obs=raw_obs,
             values=values,
             next_values=self._rollout.next_values,
@@ -120,30 +123,32 @@ class CppRollout(CppActing):
         """Do what `Collector.collect` does, in one call of C++."""
         first_step = self._envs.batch.num_steps + 1
         self.begin(noise)
-        self._take(self._collector.cut)
+        self._set_cut(self._collector.cut)
         _record()(ctypes.byref(self.buffers))
         if not self.buffers.is_finite:
             self._check(first_step)
         self._rollout.rewards.copy_(self._rewards)
         if (taken := self.buffers.num_taken) == self.buffers.num_steps:
             return self._rollout, self._episodes()
+        # ddp_preempt cut the rollout: return the rows taken.
         rows = {f.name: getattr(self._rollout, f.name) for f in dataclasses.fields(Rollout)}
         cut: dict[str, Any] = {
             name: x if x is None or isinstance(x, bool) else x[:taken] for name, x in rows.items()
         }
         return Rollout(**cut), self._episodes()
 
-    def _take(self, cut: Cut | None) -> None:
+    def _set_cut(self, cut: Cut | None) -> None:
+        """Set when C++ ends the rollout early; never without a cut."""
         buffers = self.buffers
         if cut is None:
             buffers.least_steps = sys.maxsize
             return
         buffers.least_steps, buffers.number, buffers.awaited = cut.least_steps, cut.number, cut.awaited
         buffers.num_cells, buffers.deadline = len(cut.cells), cut.deadline
-        self.point(cells=cut.cells)
+        self._set_arrays(cells=cut.cells)
 
     def _check(self, first_step: int) -> None:
-        """Raise EnvOutputError as the collector does, for the first NaN or infinity that tasks returned."""
+        """Raise EnvOutputError for the first NaN or infinity that a task returned, as the collector does."""
         steps, envs, final_obs = self._end_steps.tolist(), self._end_envs, self._final_obs
         ends = [(steps[k], envs[k : k + 1], final_obs[k : k + 1]) for k in range(self.buffers.num_ends)]
         taken = self.buffers.num_taken
