@@ -130,7 +130,7 @@ def eval_ranks_of(layout: Layout, spec: TopologySpec) -> tuple[int, ...]:
 def _derived(context: RankContext, topology: Topology, local_world_size: int) -> dict[str, Any]:
     """Return the section "derived" of summary.json. All ranks call it, because the machines are gathered.
 
-    choose_backend adds "step" and "recurrence" to it.
+    choose_compute adds "step" and "recurrence" to it.
     """
     group, device = context.group, context.device
     machines = gather_machines(group, with_gpu=device.type == "cuda")

@@ -37,9 +37,9 @@ from ddppo.errors import (
     first_sentence,
     is_of_torch_distributed,
 )
-from ddppo.loop.backend import choose_backend
 from ddppo.loop.build import TrainState, build, compared_content
 from ddppo.loop.checkpointer import Checkpointer
+from ddppo.loop.compute import choose_compute
 from ddppo.loop.env_messages import make_env_messages
 from ddppo.loop.evaluation import RunEvaluator
 from ddppo.loop.iteration import Loop
@@ -153,7 +153,7 @@ class Rank:
 
     def _serve(self, stop: StopRequest) -> None:
         try:
-            choose_backend(self.context, self.progress, only_cpp=True)
+            choose_compute(self.context, self.progress, only_cpp=True)
             stop.listen()
             self.context.topology.serve(stop)
         finally:
@@ -163,7 +163,7 @@ class Rank:
         recorder: Recorder | NullRecorder = NullRecorder()
         try:
             # Eager PyTorch, torch.compile or C++: chosen once, alike on all ranks.
-            choose_backend(self.context, self.progress)
+            choose_compute(self.context, self.progress)
             if self.group.rank == 0:
                 recorder = self._open_recorder()
             loop = self._begin(recorder)

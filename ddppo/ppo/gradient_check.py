@@ -1,6 +1,6 @@
 """Trials on random samples before a run.
 
-`agrees` compares the gradient of the C++ or compiled step with autograd's (loop/backend.py calls it). `check_losses`
+`agrees` compares the gradient of the C++ or compiled step with autograd's (loop/compute.py calls it). `check_losses`
 tries the loss terms of a user's own (ppo.losses; the launcher calls it before any rank starts).
 """
 

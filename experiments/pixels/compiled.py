@@ -14,7 +14,7 @@ from ddppo.collectives.group import Group
 from ddppo.config.algorithm_settings import PPOSettings
 from ddppo.config.variants import settings_of
 from ddppo.distributed.gradient_sync import FlatParameters, FlatSync
-from ddppo.loop.backend import example, worst_error
+from ddppo.loop.compute import example, worst_error
 from ddppo.models.build import build_model
 from ddppo.ppo.compiled import CompiledStep
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec

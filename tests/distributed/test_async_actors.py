@@ -13,7 +13,7 @@ import torch.distributed as dist
 from ddppo import native
 from ddppo.collectives.peers import OwnPace
 from ddppo.launch.arguments import composed
-from ddppo.loop.backend import choose_backend
+from ddppo.loop.compute import choose_compute
 from ddppo.loop.rank import Rank
 from ddppo.ppo.cpp.network import CppActing
 from tests.distributed.test_independence import EVERYTHING, ITERATIONS, SIZES, largest_difference, state
@@ -233,6 +233,6 @@ def test_an_actor_computes_its_policy_in_cpp_where_the_learner_does(tmp_path):
     store.set("ddppo/machine/0", json.dumps(machine | {"quota": 1}))
     config = composed(["env=cartpole", "distributed=async_actors", "dist.world_size=2"])
     worker = Rank(config, tmp_path, OwnPace(store, 1, 2, timeout_s=PATIENCE_S), torch.device("cpu"))
-    choose_backend(worker.context, worker.progress, only_cpp=True)
+    choose_compute(worker.context, worker.progress, only_cpp=True)
     assert isinstance(worker.context.topology.collector.acting, CppActing)
     worker.context.topology.close()

@@ -56,7 +56,7 @@ def test_what_stands_against_it_is_said_before_the_start(arguments, said):
 
 
 def test_a_gradient_that_is_not_torchs_ends_the_run_instead_of_slowing_it(tmp_path):
-    with mock.patch("ddppo.loop.backend.agrees", return_value=False):
+    with mock.patch("ddppo.loop.compute.agrees", return_value=False):
         how = [*SIZES, "env=cartpole", "distributed=device", "device=cpu"]
         config = composed(how)
         worker = Rank(config, tmp_path, Group(), torch.device("cpu"))

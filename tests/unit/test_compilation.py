@@ -12,7 +12,7 @@ from ddppo.config.settings import Config
 from ddppo.distributed import join as launch
 from ddppo.distributed.join import resolve_device
 from ddppo.errors import TrainingError
-from ddppo.loop import backend
+from ddppo.loop import compute as backend
 from ddppo.loop.rank import Rank
 from ddppo.models.actor_critic import MLP
 from ddppo.native.compiling import CPP, NotCompiled

@@ -2,7 +2,7 @@
 
 The learner calls a `CppStep` as it calls the eager or compiled step (ppo/learner.py:Step): begin, epoch, ..., end. An
 epoch is one call of `network_epoch` (ddppo/native/src/learn.cpp), which selects the rows of each minibatch, computes
-the gradient, sums it over ranks, clips it and moves the parameters. loop/backend.py decides whether a run learns in
+the gradient, sums it over ranks, clips it and moves the parameters. loop/compute.py decides whether a run learns in
 C++. summary.json calls this step "native".
 """
 

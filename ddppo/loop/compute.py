@@ -1,6 +1,6 @@
 """Which code acts and learns: C++, torch.compile or eager PyTorch. All three compute the same.
 
-`choose_backend` decides once, before the first iteration, in this order:
+`choose_compute` decides once, before the first iteration, in this order:
 
     1. C++             compile=auto|on        if every rank can, and a trial shows that its gradient is autograd's
     2. torch.compile   compile=on|torch       if every rank can, else the run ends with an error
@@ -41,7 +41,7 @@ _TRIAL_ROWS = 111
 _HOW_MUCH_SLOWER = "Small networks take 3 to 8 times as long (docs/performance.md)"
 
 
-def choose_backend(context: RankContext, progress: TrainState, *, only_cpp: bool = False) -> None:
+def choose_compute(context: RankContext, progress: TrainState, *, only_cpp: bool = False) -> None:
     """Choose the code of this rank, and set it in the learner and the collector.
 
     All ranks that learn together call it together. only_cpp: for a rank that only acts, so that torch need not compile
