@@ -20,6 +20,6 @@ LINES = {
     "dist.reduction=ordered ppo.algorithm=grpo": "whole episodes are not computed in shards: use dist.reduction=fast",
     "dist.reduction=ordered ppo.normalize_advantages=local": "moments of one rank depend on W",
     "dist.reduction=ordered env.backend=gym_vector": "its environments share one random stream",
-    "dist.reduction=ordered model.name=tests.fault.saboteurs:NormedModel": "and it fails for a batch of one observation",
+    "dist.reduction=ordered model.name=tests.fault.saboteurs:NormedModel": "it fails for a batch of one observation",
     "dist.reduction=ordered env=cage2": "dist.shards to 1, 2, 4, 5, 10, 20, 50 or 100",
 }
