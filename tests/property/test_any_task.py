@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from ddppo.config.settings import EnvConfig
 from ddppo.envs.make import make_vec_env
 from ddppo.envs.probing.probe import probe
-from ddppo.envs.single import played
+from ddppo.envs.single import make_single_env
 from ddppo.envs.vec_env import EnvNames
 from ddppo.errors import ConfigError, EnvError, EnvRaised
 from ddppo.spaces import leaves
@@ -454,7 +454,7 @@ def play(plan):
 
 
 def play_text(plan, env):
-    task = played(env, probe(env), EnvNames(range(1), 0)(0))
+    task = make_single_env(env, probe(env), EnvNames(range(1), 0)(0))
     assert task.reset(seed=1)[0] == plan.observations[0]
     for at in range(1, NUM_STEPS + 1):
         obs, found, terminated, truncated, _ = task.step("a")
