@@ -32,6 +32,7 @@ from ddppo.processes.signals import (
     die_with_parent,
     end_children,
     end_processes_left,
+    leave_signals_to_the_rank,
     live_on,
     take_in_orphans,
     threads_left,
@@ -109,6 +110,8 @@ def _serve(connection: socket.socket) -> NoReturn:
             # One key of a message names what to do; a message without any of them starts a process.
             if "modules" in message:
                 _import(message["modules"])
+            elif "leave_signals" in message:
+                leave_signals_to_the_rank()
             elif "orphans" in message:
                 folder = message["orphans"]
                 take_in_orphans()

@@ -159,6 +159,10 @@ class ForkServer:
         """Make the server import `modules`, without waiting for it. Raises ForkServerLost."""
         self.send({"modules": list(modules)})
 
+    def leave_signals(self) -> None:
+        """Make the server, and what it forks, do nothing at a signal that asks to stop. Raises ForkServerLost."""
+        self.send({"leave_signals": True})
+
     def take_in_orphans(self, folder: str) -> None:
         """Make the server end the processes that a forked process leaves behind, even in other sessions.
 

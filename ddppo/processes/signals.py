@@ -178,6 +178,18 @@ def stop_signals_kill(*also: int) -> None:
             _install(number, signal.SIG_DFL)
 
 
+def leave_signals_to_the_rank() -> None:
+    """Do nothing at a signal that asks to stop; for processes of environments, and servers that fork them.
+
+    A terminal sends a signal to a rank and its environments together. The rank decides when to stop, and these
+    processes end with it. A handler that does nothing is not inherited by programs that a task starts; SIG_IGN would
+    be, and the task could not terminate them.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda number, frame: None)
+
+
 @contextmanager
 def interrupts_kill() -> Iterator[None]:
     """Make Ctrl-C end this process at once inside the block, which waits inside torch: Python runs no handler there."""

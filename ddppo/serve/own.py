@@ -11,9 +11,8 @@ import threading
 from contextlib import suppress
 
 from ddppo.config.settings import EnvConfig
-from ddppo.envs.backends.pool_memory import leave_signals_to_the_rank
 from ddppo.processes.fork_server import exactly
-from ddppo.processes.signals import live_on
+from ddppo.processes.signals import leave_signals_to_the_rank, live_on
 from ddppo.serve.client.backend import FAILED, READY
 from ddppo.serve.limits import Limits
 from ddppo.serve.protocol import spec_of

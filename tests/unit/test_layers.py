@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -184,3 +186,29 @@ def test_the_cpp_of_a_package_includes_none_of_another(folder):
         for included in re.findall(r'#include "(.*)"', path.read_text()):
             assert (folder / included).parent == folder, f"{path} includes {included}"
             assert (folder / included).is_file(), f"{path} includes {included}"
+
+
+CHECK_SIGNALS = """
+import importlib, signal, sys
+
+before = {number: signal.getsignal(number) for number in signal.valid_signals()}
+for module in sys.argv[1:]:
+    importlib.import_module(module)
+    for number, handler in before.items():
+        assert signal.getsignal(number) == handler, f"importing {module} changes what signal {number} does"
+"""
+
+
+def test_importing_a_module_changes_no_signal_handler():
+    """A rank imports what its environments' processes run: a handler that they set would make Ctrl-C do nothing."""
+    core = [
+        f"ddppo.{module}"
+        for module in MODULES
+        if module.split(".")[0]
+        in ("envs", "launch", "loop", "ppo", "distributed", "records", "processes", "collectives")
+        and "__main__" not in module
+    ]
+    result = subprocess.run(
+        [sys.executable, "-c", CHECK_SIGNALS, *core], cwd=CHECKOUT, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr

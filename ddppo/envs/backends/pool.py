@@ -47,7 +47,7 @@ _MEASURE_S = 10.0  # limit for one environment to be made and stepped a few time
 # How often a waiting process yields its core before it sleeps: longer than a rank acts. 0 if processes exceed cores.
 _NUM_YIELDS = 500
 # pool_memory comes last: it makes the server ignore signals, and before that the server has nothing to lose.
-_IMPORTS = ("ddppo.envs.backends.pool", "ddppo.envs.backends.pool_memory")
+_IMPORTS = ("ddppo.envs.backends.pool",)
 
 
 class _ReplayFailed(Exception):
@@ -104,6 +104,7 @@ class Pool:
         self.server = ForkServer.forked() or ForkServer.started()
         try:
             self.server.have_imported(_IMPORTS)
+            self.server.leave_signals()
             num_workers = env.num_workers or self._fitting_num_workers(env, spec, cores)
             # With more processes than cores, a process that spins would keep another one from running.
             self._num_yields = _NUM_YIELDS if num_workers <= cores else 0

@@ -8,7 +8,6 @@ CALL, its results the byte DONE, an error the byte FAILED. Actions, observations
 import mmap
 import os
 import pickle
-import signal
 import socket
 import struct
 import time
@@ -241,26 +240,3 @@ class History:
 def crc(rows: np.ndarray) -> int:
     """Return a checksum of the bytes of rows `[e]`."""
     return zlib.crc32(np.ascontiguousarray(rows).tobytes())
-
-
-# -- Signals. The fork server of a pool imports this module last, and then ignores signals that ask to stop.
-#
-# Its rank decides when to stop; the server and the processes that it forks end with the rank.
-
-
-def leave_signals_to_the_rank() -> None:
-    """Do nothing at a signal that asks to stop: a terminal sends it to a rank and its environments together.
-
-    A handler that does nothing is not inherited by programs that a task starts; SIG_IGN would be, and the task could
-    not terminate them.
-    """
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _do_nothing)
-
-
-def _do_nothing(number: int, frame: object) -> None:
-    pass
-
-
-leave_signals_to_the_rank()

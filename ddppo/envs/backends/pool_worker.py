@@ -16,7 +16,6 @@ from ddppo.envs.backends.pool_memory import (
     MeasureTask,
     SharedArrays,
     framed,
-    leave_signals_to_the_rank,
     receive_byte,
     receive_object,
 )
@@ -24,6 +23,7 @@ from ddppo.envs.backends.pool_process import measure
 from ddppo.envs.backends.sync import InTurn, make_row_envs
 from ddppo.envs.guard import leave_alone
 from ddppo.errors import EnvError
+from ddppo.processes.signals import leave_signals_to_the_rank
 
 
 def main() -> None:

@@ -11,8 +11,8 @@ import socket
 from contextlib import suppress
 
 from ddppo.config.settings import EnvConfig
-from ddppo.envs.backends.pool_memory import leave_signals_to_the_rank
 from ddppo.envs.guard import leave_alone
+from ddppo.processes.signals import leave_signals_to_the_rank
 from ddppo.serve.limits import Confinement, confine
 from ddppo.serve.openenv import answered_once
 from ddppo.serve.protocol import JSON, MSGPACK
