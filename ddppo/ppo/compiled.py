@@ -1,7 +1,9 @@
-"""The step compiled by torch.compile: one graph for loss, gradient and statistics, one for clipping and Adam.
+"""The learner's step compiled by torch.compile, for models that C++ does not know.
 
-The sum over ranks stands between the two. The number of rows is free, and coefficients are tensors, so nothing is
-compiled again while a run goes on.
+There are two graphs: `gradient_function` computes loss, gradient and statistics of a minibatch, and `optimize_` clips
+the gradient and moves the parameters by Adam. The sum over ranks stands between them. The number of rows is symbolic
+and coefficients are tensors, so a schedule or a smaller minibatch compiles nothing anew. loop/backend.py decides
+whether a run uses it.
 """
 
 import copy
@@ -32,20 +34,19 @@ from ddppo.spaces import each, leaves
 
 Compiled = Callable[..., None]
 
-# Traced by few rows, for networks of images take many in parts; and by no layer's width, for equal sizes become one.
+# Rows of the minibatch that traces the graph. Few, because networks of images split many rows into parts; and a number
+# that is no layer's width, because torch takes two equal sizes for the same symbol.
 _TRACED_ROWS = 67
 
 
 class CannotCompile(Exception):
-    """torch.compile does not take this model, or not here; says why."""
+    """torch.compile cannot compile this model, or not on this machine. The message says why."""
 
 
 class CompiledStep:
-    """Takes the step of any model that torch.compile takes whole. Made with both graphs compiled, in 5 to 30 s.
+    """The `Step` of the learner, for any model that torch can compile as one graph.
 
-    sum_: replaces the gradient by its sum over ranks; of several shards, it is called for each and leaves the sum over
-    all with the last. scale: of the step size of each parameter, all 1 if None. num_rows: about as many as a shard of a
-    minibatch has. torch compiles again for far fewer or more, as its kernels differ. Raises CannotCompile.
+    The constructor compiles both graphs, which takes 5 to 30 s. Raises CannotCompile.
     """
 
     def __init__(
@@ -54,9 +55,13 @@ class CompiledStep:
         model: ActorCritic,
         parameters: torch.nn.Parameter,
         optimizer: torch.optim.Adam,
+        # Replaces the gradient by its sum over ranks. With several shards it is called for each, and the call for the
+        # last one leaves the sum over all shards of all ranks.
         sum_: Callable[[torch.Tensor], torch.Tensor],
-        scale: torch.Tensor | None = None,
+        scale: torch.Tensor | None = None,  # relative step size of each parameter; None: all 1
         num_shards: int = 1,
+        # Rows of a shard of a minibatch, about. torch chooses other kernels for far fewer or more rows, and would
+        # compile again in the first iteration.
         num_rows: int = _TRACED_ROWS,
     ) -> None:
         device = parameters.device
@@ -93,6 +98,7 @@ class CompiledStep:
             shards = list(itertools.islice(parts, len(self.sums)))
             if count == 0:  # no rank has a sample in this minibatch
                 continue
+            # Gradient of each shard, sum over ranks, clip and Adam.
             for minibatch, sums in zip(shards, self._sums_of_shards, strict=True):
                 gradient = self._gradient_(minibatch, count, sums)
                 self._sum_(gradient)
@@ -108,7 +114,7 @@ class CompiledStep:
         return norms
 
     def gradient(self, minibatch: Minibatch) -> torch.Tensor:
-        """Leave this rank's gradient of the mean loss over a minibatch in the parameters', and return it."""
+        """Compute this rank's gradient of the mean loss over a minibatch into `parameters.grad`, and return it."""
         self._forget()
         return self._gradient_(minibatch, len(minibatch["weights"]), self._sums_of_shards[0])
 
@@ -117,10 +123,10 @@ class CompiledStep:
         self._norms.zero_()
 
     def _gradient_(self, minibatch: Minibatch, count: float, sums: torch.Tensor) -> torch.Tensor:
-        """Leave this rank's gradient in the parameters' and return it."""
+        """Compute this rank's gradient into `parameters.grad`, add to `sums`, and return the gradient."""
         gradient = self._parameters.grad
         assert gradient is not None
-        if len(minibatch["weights"]) < 2:  # a size of 0 or 1 would be compiled by itself
+        if len(minibatch["weights"]) < 2:  # torch compiles a graph of its own for sizes 0 and 1
             minibatch = _two_rows(minibatch)
         if count not in self._counts:
             self._counts[count] = torch.tensor(float(count), dtype=torch.float64, device=gradient.device)
@@ -131,12 +137,13 @@ class CompiledStep:
         return gradient
 
     def _compile(self, model: ActorCritic, num_rows: int, *, clips_value: bool) -> tuple[Compiled, Compiled]:
-        """Return both graphs, compiled before the first minibatch; nothing moves."""
+        """Trace, compile and run both graphs on random samples, so that no iteration compiles; parameters stay."""
         traced, usual = (
             example(model.spec, model, n, torch.Generator().manual_seed(0)) for n in (_TRACED_ROWS, num_rows)
         )
-        # A copy, for tracing leaves tensors of its own in a trunk that has two names.
+        # A copy, because tracing leaves its tensors in a trunk that is a submodule under two names.
         gradient_ = gradient_function(copy.deepcopy(model), list(traced)[1:], clips_value=clips_value)
+        # Clones in place of everything that the graphs change.
         vector, zero = self._parameters.detach(), self._loss
         state = (
             vector, vector.clone(), self.sums[0].clone(), zero.clone(), zero.clone(), self._constants, zero + 1,
@@ -146,7 +153,7 @@ class CompiledStep:
             zero.clone(), zero.clone(), self._constants,
         )  # fmt: skip
         try:
-            with warnings.catch_warnings():  # of torch's own making
+            with warnings.catch_warnings():  # torch warns about its own code
                 warnings.simplefilter("ignore")
                 optimize = compiled(optimize_, of_optimizer, range(6))
                 gradient_of = compiled(gradient_, (*state, *_tensors(traced), *self._buffers), range(1, 4))
@@ -160,53 +167,55 @@ class CompiledStep:
 
 
 def compiled(function: Callable[..., None], inputs: Sequence[torch.Tensor], may_change: range) -> Compiled:
-    """Return the function as torch.compile has it, whole and for any number of rows. Raises CannotCompile.
+    """Return the function compiled as one graph, for any number of rows. Raises CannotCompile.
 
-    It is traced first: a model may use any Python that comes to the same operations for every observation. inputs: to
-    trace it by; it may change those in `may_change`. Compiled code is kept in ddppo's cache folder, for this kind of
-    processor, unless TORCHINDUCTOR_CACHE_DIR names another.
+    The function is traced first, so a model may use any Python whose operations do not depend on values. Compiled code
+    is kept in ddppo's cache folder for this kind of processor, unless TORCHINDUCTOR_CACHE_DIR names another folder.
+
+    Args:
+        inputs: tensors to trace with.
+        may_change: the places of the inputs that the function may change.
     """
     if shutil.which(os.environ.get("CXX", "g++").partition(" ")[0]) is None:
         raise CannotCompile("there is no C++ compiler (g++, or what CXX names)")
     try:
         folder = cache_folder() / f"torch_{sha256(processor().encode()).hexdigest()[:16]}"
     except (NotCompiled, OSError) as e:
-        raise CannotCompile(f"there is no folder to keep it in: {e}") from e
+        raise CannotCompile(f"there is no folder for compiled code: {e}") from e
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
-    os.environ.setdefault(
-        "TORCHINDUCTOR_COMPILE_THREADS", "1"
-    )  # else each rank starts processes that compile
+    # With more, each rank would start processes that compile.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     traced = make_fx(function, tracing_mode="symbolic")(*inputs)
     _check(traced.graph, may_change)
     return cast("Compiled", torch.compile(traced, fullgraph=True, dynamic=True))
 
 
 def _check(graph: torch.fx.Graph, may_change: range) -> None:
-    """Raise CannotCompile where a graph draws random numbers or changes inputs that are not in `may_change`."""
+    """Raise CannotCompile if a graph draws random numbers, or changes inputs that are not in `may_change`."""
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     for node in graph.nodes:
         if not isinstance(node.target, torch._ops.OpOverload):
             continue
         if torch.Tag.nondeterministic_seeded in node.target.tags:
             raise CannotCompile(f"it draws random numbers ({node.target})")
-        for argument, given in zip(node.target._schema.arguments, node.args, strict=False):
+        for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
             if argument.alias_info is not None and argument.alias_info.is_write:
-                changed = _viewed(given)
+                changed = _base(value)
                 if changed in inputs and inputs.index(changed) not in may_change:
                     raise CannotCompile("its forward changes its buffers")
 
 
-def _viewed(node: torch.fx.Node) -> torch.fx.Node:
-    """Return the node whose storage a view of a view shares."""
+def _base(node: torch.fx.Node) -> torch.fx.Node:
+    """Return the node that owns the storage of a view, or of a view of a view."""
     while isinstance(node.target, torch._ops.OpOverload) and node.target._schema.arguments[0].alias_info:
         node = node.args[0]  # type: ignore[assignment]
     return node
 
 
 def gradient_function(model: ActorCritic, names: Sequence[str], *, clips_value: bool) -> Callable[..., None]:
-    """Return the function of flat parameters and a minibatch that leaves the gradient, and adds to the statistics.
+    """Return a function of flat parameters and a minibatch, which computes the gradient and adds to the statistics.
 
-    names: of the fields of a minibatch behind obs.
+    names: the fields of a minibatch after obs, in order.
     """
     spec, called = model.spec, EvaluateActions(model)
     named = list(called.named_parameters())
@@ -219,26 +228,30 @@ def gradient_function(model: ActorCritic, names: Sequence[str], *, clips_value: 
         parameters: torch.Tensor, gradient: torch.Tensor, sums: torch.Tensor, last_loss: torch.Tensor,
         norms: torch.Tensor, constants: torch.Tensor, count: torch.Tensor, *inputs: torch.Tensor,
     ) -> None:  # fmt: skip
+        # 1. Inputs: the arrays of obs, the other fields of the minibatch, and the buffers of the model.
         obs = dict(zip(spec.obs, inputs, strict=False)) if isinstance(spec.obs, dict) else inputs[0]
         minibatch: Minibatch = dict(zip(names, inputs[num_obs:num_fields], strict=True))
         clip, value, entropy, clip_value = cast("list[float]", constants[:4].to(parameters.dtype).unbind())
         coefficients = Coefficients(clip, value, entropy, clip_value if clips_value else None)
+        # 2. Parameters: views of one vector that autograd follows, so that the gradient is one vector too.
         vector = parameters.detach().requires_grad_()
         state = {
             name: (x if p.requires_grad else x.detach()).view(p.shape)
             for (name, p), x in zip(named, vector.split(sizes), strict=True)
         }
         state |= dict(zip(buffers, inputs[num_fields:], strict=True))
+        # 3. Forward, loss and backward, as in EagerStep.epoch (learner.py).
         params, values = functional_call(called, state, (obs, minibatch["actions"]))
         per_sample, terms = loss_per_sample(params, values, minibatch, model.distribution, coefficients)
         weights = minibatch["weights"]
         loss = torch.dot(weights, per_sample) / count.to(parameters.dtype)
-        (found,) = torch.autograd.grad(loss * nan_unless_finite(loss), vector)
+        (local_gradient,) = torch.autograd.grad(loss * nan_unless_finite(loss), vector)
+        # 4. Statistics, and the results that the caller reads.
         with torch.no_grad():
             statistics = terms.statistics(clip)
             sums += torch.stack([(x.detach() * weights).sum().double() for x in statistics])
             last_loss.copy_(torch.where(norms.isfinite(), loss.detach().double(), last_loss))
-            gradient.copy_(found)
+            gradient.copy_(local_gradient)
 
     return gradient_
 
@@ -247,9 +260,10 @@ def optimize_(
     parameters: torch.Tensor, gradient: torch.Tensor, step: torch.Tensor, mean: torch.Tensor,
     square: torch.Tensor, norms: torch.Tensor, learning_rate: torch.Tensor, constants: torch.Tensor,
 ) -> None:  # fmt: skip
-    """Clip the gradient, move by Adam (Kingma and Ba 2015, arXiv:1412.6980, algorithm 1) and add to the sum of norms.
+    """Clip the gradient by its norm, and move the parameters by Adam.
 
-    Nothing moves from the first norm on that is not finite: the sum is not finite either then.
+    Kingma and Ba 2015, arXiv:1412.6980, algorithm 1. `norms` adds up the norms. After the first norm that is not
+    finite, the sum stays so, and nothing moves for the rest of the iteration.
     """
     dtype, (beta1, beta2) = parameters.dtype, BETAS
     max_norm, eps = constants[4:].unbind()
@@ -270,7 +284,7 @@ def optimize_(
 
 
 def _two_rows(minibatch: Minibatch) -> Minibatch:
-    """Return a minibatch of none or one row with rows of weight 0 added."""
+    """Return a minibatch of two rows from one of no row or one; added rows have weight 0."""
 
     def padded(x: torch.Tensor, *, with_zeros: bool) -> torch.Tensor:
         padding = x.new_zeros((2, *x.shape[1:])) if len(x) == 0 or with_zeros else torch.cat([x, x])
@@ -284,6 +298,6 @@ def _two_rows(minibatch: Minibatch) -> Minibatch:
 
 
 def _tensors(minibatch: Minibatch) -> list[torch.Tensor]:
-    """Return all tensors of a minibatch, those of obs first."""
+    """Return all tensors of a minibatch; those of obs come first."""
     obs, *others = minibatch.values()
     return [*leaves(obs), *others]
