@@ -57,6 +57,7 @@ def worst_error(
     """
     minibatch = example(spec, model, num_rows, torch.Generator().manual_seed(0))
     gradient = step.gradient(minibatch)
+    # The same loss by autograd.
     parameters = [p for p in model.parameters() if p.requires_grad]
     params, values = model.evaluate_actions(minibatch["obs"], minibatch["actions"])
     per_sample, _ = loss_per_sample(params, values, minibatch, model.distribution, Coefficients.of(config))
@@ -71,6 +72,7 @@ def worst_error(
 def example(spec: EnvSpec, model: ActorCritic, num_rows: int, generator: torch.Generator) -> Minibatch:
     """Return a minibatch of random numbers, with the fields of the learner's in their types and order."""
     p = next(model.parameters())
+    # Random numbers are drawn on the CPU, so that the minibatch is the same on every device.
 
     def random(*shape: int) -> torch.Tensor:
         return torch.rand(num_rows, *shape, dtype=p.dtype, generator=generator)

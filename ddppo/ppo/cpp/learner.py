@@ -56,6 +56,7 @@ class CppStep:
     ) -> None:
         self.sums = torch.zeros(max(1, num_shards), len(STATISTICS), dtype=torch.float64)
         self.network = network
+        # Adam runs in C++, on the moments that torch's optimizer holds, so that checkpoints are the same.
         self._optimizer = optimizer
         self._norms = torch.zeros((), dtype=torch.float64)
         self._loss = torch.zeros((), dtype=torch.float64)
@@ -76,6 +77,7 @@ class CppStep:
         if clip_coef != self._clip_coef:
             self._constants[CLIP] = self._clip_coef = clip_coef
         self._optimizer.param_groups[0]["lr"] = learning_rate
+        # Adam's tensors may be others since a checkpoint was restored.
         for place, x in enumerate(adam_state(self._optimizer, self.network.parameters)):
             self._addresses[place] = x.data_ptr()
 
@@ -121,6 +123,7 @@ class CppStep:
 
     def _sum_call(self) -> _Sum:
         """Return how C++ sums the gradient: by C functions of the group if it has them, else by a call of Python."""
+        # dist.reduction=ordered sums in Python (OrderedSum), and so do groups without C functions, such as Gloo's.
         gradient, ordered = self.network.gradient, self._ordered
         call = None if ordered is not None else self._group.sum_call(gradient.dtype)
 

@@ -37,6 +37,7 @@ _POINTER, _INT, _DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 
 def why_not_cpp(config: Config, model: ActorCritic, device: torch.device, sync_name: str) -> str | None:
     """Return why this rank cannot learn in C++, as part of a sentence; None if it can. Compiles the library."""
+    # Settings that the C++ of the learner does not know.
     if config.compile not in ("auto", "on"):
         return f"compile={config.compile}"
     if config.ppo.algorithm != "ppo":
@@ -54,6 +55,7 @@ def why_not_cpp(config: Config, model: ActorCritic, device: torch.device, sync_n
 
 def why_not_native(model: ActorCritic, device: torch.device) -> str | None:
     """Return why C++ cannot compute this network, as part of a sentence; None if it can. Compiles the library."""
+    # Networks that it does not know: exactly ddppo's MLP, since a subclass may compute anything.
     if type(model) is not MLP:
         return f"{type(model).__name__} is not ddppo's MLP"
     if model.is_squashed:
@@ -156,12 +158,14 @@ def _description(model: MLP, spec: EnvSpec) -> list[int]:
             name for name, m in getattr(model, trunk).named_children() if isinstance(m, torch.nn.Linear)
         ]
         layers += [f"{trunk}.{name}" for name in linear]
+    # The order in which Network of mlp.hpp reads the places.
     layers += ["policy_head", "value_head"]
     places = [offsets[f"{layer}.{part}"] for layer in layers for part in ("weight", "bias")]
     if model.is_box:
         places.append(offsets["log_std"])
     hidden = [m.out_features for m in model.policy_trunk if isinstance(m, torch.nn.Linear)]
     action: ActionSpec = spec.action
+    # A list is preceded by its length.
     return [
         next(model.parameters()).dtype == torch.float64,
         _ACTIVATIONS.index(model.activation),
@@ -206,6 +210,7 @@ class CppActing:
         assert obs is not None, collector.env.spec
         self.network = network
         self._dtype = collector.logprobs.dtype
+        # The struct: sizes, then addresses of the collector's buffers, set once.
         self.buffers = self._empty()
         self.buffers.network = network.handle
         self.buffers.is_double = collector.logprobs.dtype == torch.float64

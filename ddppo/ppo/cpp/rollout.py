@@ -21,6 +21,7 @@ from ddppo.ppo.rollout import Cut, FinishedEpisode, Rollout
 if TYPE_CHECKING:
     from ddppo.ppo.collector import Collector
 
+# The last fields of the struct, pointers to arrays.
 _POINTERS = (
     *(
         "raw_obs",
@@ -42,11 +43,13 @@ class RolloutArgs(ActingBuffers):
     """The struct `RolloutArgs` of native/src/rollout.cpp: the same fields in the same order."""
 
     _fields_ = [  # noqa: RUF012 (ctypes declares it so)
+        # Behind the fields of ActingBuffers.
         ("tasks", ctypes.POINTER(TaskBatch)),
         ("num_steps", ctypes.c_int64),
         ("num_ends", ctypes.c_int64),
         ("is_finite", ctypes.c_int64),
         ("num_taken", ctypes.c_int64),
+        # A `Cut` of ppo/rollout.py.
         *((name, ctypes.c_int64) for name in ("least_steps", "number", "awaited", "num_cells")),
         ("deadline", ctypes.c_double),
         ("cells", ctypes.c_void_p),
@@ -68,7 +71,8 @@ class CppRollout(CppActing):
         assert raw_obs.dtype == obs.dtype, (
             "tasks in C++ have float32 observations, which are normalised in the model's type"
         )
-        most = steps * num_envs  # episodes that can end in a rollout
+        # At most one episode ends in each row of each environment.
+        most = steps * num_envs
         values = like.new_zeros(steps + 1, num_envs)
         self._rollout = Rollout(
             obs=obs[:-1],
@@ -89,9 +93,12 @@ class CppRollout(CppActing):
         self._first_env = collector.first_env
         self._obs_after = raw_obs[1:].numpy()
         self._rewards = torch.from_numpy(collector.rewards)
+        # The episodes that ended, as C++ writes them.
         self._end_steps, self._end_envs, self._end_lengths = np.zeros((3, most), np.int64)
         self._end_returns = np.zeros(most)
         self._final_obs = np.zeros((most, envs.spec.obs_size), self._obs_after.dtype)
+
+        # The struct: addresses of all buffers, set once.
         self.buffers.tasks = ctypes.pointer(envs.batch)
         self.buffers.num_steps = steps
         if normalizer is not None:
@@ -120,7 +127,7 @@ class CppRollout(CppActing):
         return RolloutArgs()
 
     def collect(self, noise: np.ndarray) -> tuple[Rollout, list[FinishedEpisode]]:
-        """Do what `Collector.collect` does, in one call of C++."""
+        """Do as `Collector.collect` does, in one call of C++."""
         first_step = self._envs.batch.num_steps + 1
         self.begin(noise)
         self._set_cut(self._collector.cut)
