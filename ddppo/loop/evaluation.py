@@ -366,6 +366,7 @@ class RunEvaluator:
             raise EvaluationFailed(f"the mean return of {self.config.env.id} is {total:g}")
         metrics = evaluation_metrics(scores.returns, scores.lengths, time.perf_counter() - start)
         metrics |= self.evaluator.metrics(scores)
+        # The best policy so far, by mean return. Scores are equal on all ranks, and so is this decision.
         mean = metrics["eval/return_mean"]
         is_best = not self.best or mean > self.best["return_mean"]
         if is_best:
@@ -426,10 +427,11 @@ class RunEvaluator:
             raise
         except (Exception, SystemExit, KeyboardInterrupt) as e:  # the user's task may raise anything
             fault = e
+        # Every rank comes here, and learns of all faults by one gather.
         local_report = b"" if fault is None else json.dumps(_in_words(fault)).encode()
         reports, _ = gather_bytes(self.group, local_report)
         for rank, report in enumerate(reports):
-            if report:  # every rank raises the fault of the first rank that has one
+            if report:  # all ranks raise the same fault, that of the first rank with one
                 sentence, signal = json.loads(report)
                 where = f"rank {rank}: " if len(reports) > 1 and signal is None else ""
                 cause = fault or CollectiveError(f"an evaluation failed: {where}{sentence}")

@@ -2,7 +2,7 @@
 
 There are two graphs: `gradient_function` computes loss, gradient and statistics of a minibatch, and `optimize_` clips
 the gradient and moves the parameters by Adam. The sum over ranks stands between them. The number of rows is symbolic
-and coefficients are tensors, so a schedule or a smaller minibatch compiles nothing anew. loop/backend.py decides
+and coefficients are tensors, so a schedule or a smaller minibatch compiles nothing anew. loop/compute.py decides
 whether a run uses it.
 """
 
