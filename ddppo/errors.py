@@ -11,7 +11,7 @@ from ddppo.processes import limits
 
 # Exit codes.
 LOST_PEERS = 3  # of a rank that ended only because it lost another one
-MAY_PASS = 4  # of a rank that lacked memory, or whose environment raised: a restart may help
+MAY_PASS = 4  # of a rank that lacked memory, or of an environment that raised: a restart may help
 AFTER_TRAINING = 5  # of a command that is complete except for a last step: an evaluation, a video, an upload
 
 
@@ -79,13 +79,13 @@ class RankLost(TrainingError):
     """A rank was killed by a signal, or does not answer.
 
     Args:
-        who: which rank, and how it was lost.
+        lost: the rank, and how it was lost.
         remedy: what to do; part of the message only.
     """
 
-    def __init__(self, who: str, remedy: str = "") -> None:
-        super().__init__(f"{who}. {remedy}" if remedy else who)
-        self.who = who
+    def __init__(self, lost: str, remedy: str = "") -> None:
+        super().__init__(f"{lost}. {remedy}" if remedy else lost)
+        self.lost = lost
 
 
 class EnvError(TrainingError):

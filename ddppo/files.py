@@ -85,7 +85,7 @@ def write_json(path: Path, value: Any) -> None:
 
 def jsonable(value: Any) -> Any:
     """Return `value` in JSON's types: NaN and infinity as null, NumPy scalars as numbers, paths as text."""
-    # Containers first, then scalars. Any other object becomes its text.
+    # Containers first, then scalars; the last resort is their text.
     if isinstance(value, Mapping):
         return {str(key): jsonable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -16,7 +16,7 @@ python -m ddppo.report <run folder with a report of its own, such as a search ov
 
 @door()
 def main() -> None:
-    """Run the command line; exit code 0 if a report was made, 1 if not, 2 for a mistake."""
+    """Run the command line; exit code 0 if a report was made, with any verdict, 1 if not, 2 for a mistake."""
     options = parse(ReportOptions, sys.argv[1:], path="path", more="others", usage=_USAGE)
     width = None if sys.stdout.isatty() else 160
     if (of_plugin := report_of_plugin(Path(options.path))) is not None:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any
 
-# Errors of a pipe or terminal whose reader has gone: no warning is due.
+# Errors of a pipe or terminal without a reader: no warning is due.
 _NO_READER = (errno.EPIPE, errno.EIO, errno.EBADF)
 
 

@@ -104,7 +104,7 @@ def command() -> CommandResult:
                 print(versions())
                 return CommandResult()
 
-            # 2. Refuse a process with limits that break libraries in the middle of a run.
+            # 2. Refuse process limits that break libraries in the middle of a run.
             if low := limits.too_low():
                 raise ConfigError(low)
             limits.check_threads()

@@ -39,7 +39,7 @@ class EpisodeCollector(Collector):
     """Collects one episode of each environment, cut after T steps.
 
     All environments are stepped until the last episode is over. Rows after the end of an environment's own episode are
-    not valid, and an episode whose process was lost has no valid row. Values are 0: GRPO learns none.
+    not valid, and an episode of a lost process has no valid row. Values are 0: GRPO learns none.
     """
 
     whole_episodes = True
@@ -66,7 +66,7 @@ class EpisodeCollector(Collector):
         return self._finished(is_over, last)
 
     def _finished(self, is_over: np.ndarray, last: np.ndarray) -> tuple[Rollout, list[FinishedEpisode]]:
-        """Return the rollout of episodes whose last rows are `last` `[E]`, and those that were not lost."""
+        """Return the rollout of episodes that end in rows `last` `[E]`, and the episodes that were not lost."""
         envs, is_within = np.arange(self.env.num_envs), np.arange(self.rollout_steps)[:, None] <= last
         terminated, truncated, valid, episode_start = self.flags
         # An episode is lost if its last row is a pseudo-step: the process was lost, and did not answer.
@@ -164,7 +164,7 @@ def has_spread(merged: torch.Tensor) -> torch.Tensor:
 
 
 def num_without_spread(merged: torch.Tensor) -> int:
-    """Return the number of groups whose rollouts have equal returns, so that nothing can be learned from them."""
+    """Return the number of groups of equal returns, from which nothing can be learned."""
     return int(((merged[0] > 0) & ~has_spread(merged)).sum())
 
 
@@ -245,7 +245,7 @@ class GroupRelative:
         counted = torch.where(valid, rewards.double(), 0.0)
         returns = counted.sum(dim=0)
         rounding = rounding_of_returns(counted, rollout.rewards.double())
-        # 2. Statistics of whole groups, whose rollouts may lie on several ranks: one collective.
+        # 2. Statistics of whole groups; a group may lie on several ranks: one collective.
         own = group_statistics(returns, rounding, groups, succeeded, num_groups)
         all_ranks = self.gather(own.flatten().cpu()).unflatten(1, own.shape)  # [W, 6 * K] -> [W, 6, K]
         merged = merge_group_statistics(all_ranks).to(rewards.device)

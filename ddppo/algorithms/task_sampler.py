@@ -187,7 +187,7 @@ class GroupSampler(TaskSampler):
 def make_sampler(config: Config, spec: EnvSpec, num_envs: int) -> TaskSampler:
     """Return the sampler of a run of `num_envs` environments over all ranks.
 
-    A plugin may add samplers: a section of settings whose `asks(config, spec)` says whether this run uses it, and
+    A plugin may add samplers: a section of settings with a method `asks(config, spec)`, true if this run uses it, and
     under the same name a function with the arguments of this one. Raises ConfigError if two samplers are asked for.
     """
     # 1. A plugin's sampler, if its settings ask for it.

@@ -4,7 +4,7 @@
 it: `shared_memory.SharedMemoryGroup` on one machine, `torch_distributed.ProcessGroup` and `torch_distributed.Hierarchy`
 anywhere; `meeting.meet` chooses one. They share `peers.Peers`, which finds lost ranks.
 
-Below the contract: `Board`, on which ranks post numbers without a collective; `OrderedSum`, a sum whose bits do not
+Below the contract: `Board`, on which ranks post numbers without a collective; `OrderedSum`, a sum with bits that do not
 depend on W; and `gather_bytes`, for messages of unequal length.
 """
 
@@ -138,7 +138,7 @@ class Group:
             self.waits.append(Wait(role, start, time.perf_counter()))
 
     def lost(self, what: str, waited_s: float) -> str:
-        """Return the error message of a rank whose collective `what` failed after `waited_s` seconds."""
+        """Return the error message of a rank at which the collective `what` failed after `waited_s` seconds."""
         raise AssertionError("a group of one rank loses no peers")
 
     def close(self) -> None:
@@ -154,7 +154,7 @@ _CELL_BYTES = 8
 _FOREVER = timedelta(
     days=365
 )  # the store prints an error when a wait times out, and a rollout may take hours
-_KEPT = 64  # most recent numbers whose keys stay in the store
+_KEPT = 64  # most recent numbers that keep their keys in the store
 
 
 class Board:
@@ -239,9 +239,9 @@ def _done_key(number: int) -> str:
     return f"ddppo/board/{number}/enough"
 
 
-# -- Sums whose bits do not depend on W (dist.reduction=ordered).
+# -- Sums with bits that do not depend on W (dist.reduction=ordered).
 #
-# The summands are V shards, whatever W is; each rank holds V / W consecutive ones. The order of additions follows from
+# The summands are V shards, for any W; each rank holds V / W consecutive ones. The order of additions follows from
 # V alone, and an addition of two numbers has one result, so every W gives the same bits.
 
 

@@ -1,7 +1,7 @@
 """Parts that all groups of several ranks share: subgroups, and finding the lost ranks when a collective fails.
 
 A collective ends only after every rank has called it, so its end proves that all ranks were alive (`Watch.heard`). A
-rank whose collective fails leaves a word in the launcher's store and waits a second for the others to do so. The ranks
+rank with a failed collective leaves a word in the launcher's store and waits a second for others to do so. The ranks
 without a word are the lost ones, and the error names them. `OwnPace` is the group of a rank that takes part in no
 collective and uses the store alone.
 """

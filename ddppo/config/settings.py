@@ -142,7 +142,7 @@ class EnvConfig:
         "rank",
         factory=list,
     )
-    token_file: str | None = setting(None, "file whose first line is the token for env.urls")
+    token_file: str | None = setting(None, "file with the token for env.urls in its first line")
     batch_wait_ms: float | None = setting(
         None,
         "tasks of text: how long a batch of generation waits for further environments after the first "

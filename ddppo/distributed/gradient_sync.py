@@ -107,7 +107,7 @@ class OrderedSync(FlatSync):
     """dist.reduction=ordered: adds the gradients of V shards in a fixed order, so that results do not depend on W.
 
     A floating-point sum depends on the order of its additions, and W ranks would each add up a different set first. So
-    the minibatch is cut into V shards whatever W is, V / W per rank, and `OrderedSum` adds them in pairs. A rank calls
+    the minibatch is cut into V shards for any W, V / W per rank, and `OrderedSum` adds them in pairs. A rank calls
     `backward_` once for each of its shards; the last call leaves the sum. docs/ordered.md lists the other conditions.
     """
 

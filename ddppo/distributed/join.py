@@ -133,7 +133,7 @@ def join(
     torch.set_num_threads(1)
     if config.dist.world_size == 1:
         return Group(), device
-    # 2. The network. A rank whose launcher is killed must not live on.
+    # 2. The network. If the launcher is killed, its ranks must end too.
     die_with_parent()
     if local_world_size == config.dist.world_size:  # one machine needs no network
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())

@@ -149,7 +149,7 @@ def fast_vars(thing: Any) -> dict[str, Any]:
     CPython 3.11 reads attributes of an object a fifth slower after its __dict__ was requested, unless it is replaced by
     a new dict.
     """
-    with suppress(AttributeError, TypeError):  # objects whose __dict__ cannot be replaced
+    with suppress(AttributeError, TypeError):  # objects with a __dict__ that cannot be replaced
         thing.__dict__ = {**vars(thing)}
     return vars(thing)
 
@@ -303,7 +303,7 @@ def _of_legacy(state: dict[str, Any]) -> np.random.RandomState:
 # -- How one environment is saved exactly. The task decides, in the same way in every process:
 #
 # - ByItself: a task with state() and restore() returns its state in plain values.
-# - ByAttributes: a task whose attributes are all data, as in most tasks written in Python.
+# - ByAttributes: a task with attributes that are all data, as in most tasks written in Python.
 # - ByEmulator: an Atari game, by the state of its emulator with its random generator.
 # - ByReplay: any other task, such as a simulator in C. The running episode is replayed: reset with the random
 #   generators that it had then, and stepped with the same actions. That is exact if these determine the episode.

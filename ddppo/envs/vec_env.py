@@ -73,7 +73,7 @@ class EnvStep:
     # environment process was lost. Such a row has reward 0 and is neither learned from nor counted. A lost process
     # also ends its episode, which is not reported.
     valid: np.ndarray
-    ended: np.ndarray  # [n] indices of the environments whose episode ended in this step
+    ended: np.ndarray  # [n] indices of the environments in which an episode ended in this step
     final_obs: ObsArrays  # [n, *shape] the last observations of these episodes
     action_mask: np.ndarray | None  # [E, mask_size] bool for `obs`, True = allowed; None without masks
     # [n] bool, True if the end is a lost life: the episode ends for learning, but later rewards still count towards the
@@ -156,7 +156,7 @@ _METHODS = ("publish", "receive")
 
 
 class PublishingEnvs(VecEnv, Protocol):
-    """A batch of environments whose `spec.journal` is set."""
+    """A batch of environments with `spec.journal` set."""
 
     def publish(self) -> list[bytes]:
         """Return the message of each environment; b"" if its process was lost, which the next step reports."""

@@ -175,7 +175,7 @@ def _check_completion(words: list[str]) -> None:
 # -- 2. Names of settings, and values that Hydra would read as something else.
 
 _GROUPS = (*SECTIONS, "experiment", "hydra/launcher", "hydra/sweeper")
-# Sections of settings that are no group, and the group whose presets fill them, if any.
+# Sections of settings that are no group, and the group with presets for them, if any.
 _PLAIN_SECTIONS = {"dist": "distributed", "eval": "", "checkpoint": "", "log": ""}
 # Values that name no preset. Hydra takes null for "no preset", and fails on the others.
 _NO_NAME = re.compile(r"""[-+.\d]+(e[-+]?\d+)?|true|false|nan|inf|null|['"]{2}|\{.*|\[\s*\]""", re.IGNORECASE)

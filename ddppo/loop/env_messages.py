@@ -48,7 +48,7 @@ class EnvMessages(NoMessages):
 
     def exchange(self) -> list[bytes]:
         local = self._envs.publish() if self._envs is not None else []
-        # Environments whose process was lost and restarted have received nothing yet.
+        # Environments of a restarted process have received nothing yet.
         restarted = self._envs.made_anew() if self._envs is not None else []
         by_rank, any_restarted = gather_bytes(self._group, joined(local), flag=bool(restarted))
         if any_restarted:

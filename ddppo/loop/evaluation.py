@@ -191,7 +191,7 @@ def play_episodes(
     lengths = np.zeros(len(episodes), dtype=np.int64)
     for first in range(0, len(episodes), env.num_envs):
         wave = episodes[first : first + env.num_envs]
-        # Every environment plays in every wave. In a short last wave, some repeat episodes, whose results are not read.
+        # Every environment plays in every wave. In a short last wave, some repeat episodes, unread.
         numbers = [wave[i % len(wave)] for i in range(env.num_envs)]
         seeds = [derived_seed(seed, "eval", j) for j in numbers]
         streams = [] if deterministic else [stream(episode_seed, "action") for episode_seed in seeds]
@@ -211,7 +211,7 @@ def play_episodes(
             else:
                 actions = policy.sample(obs, mask, policy.noise(streams), memory)
             step = env.step(actions)
-            # An environment whose episode has ended steps on in a new one, which is not counted; neither are
+            # After its episode an environment steps on in a new one, which is not counted; neither are
             # pseudo-steps, which only reset.
             counted = playing & step.valid
             index = first + np.flatnonzero(counted)
@@ -227,7 +227,7 @@ def play_episodes(
 class Evaluator:
     """Plays the episodes of an evaluation, in batches of environments that it makes for each evaluation.
 
-    A plugin may name a subclass for tasks whose actions are of its own kind, such as text (`Plugin.evaluators`).
+    A plugin may name a subclass for tasks with actions of its own kind, such as text (`Plugin.evaluators`).
     """
 
     num_columns = 2  # numbers that `play` returns for each episode; the first is its return
@@ -417,7 +417,7 @@ class RunEvaluator:
     def _unless_any_failed(self, play_local: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
         """Return the result of `play_local`, after it has returned on all ranks. Raises EvaluationFailed on all ranks.
 
-        A rank whose episodes fail reports it here. Otherwise the other ranks would wait for its scores until a timeout.
+        A rank with failed episodes reports it here. Else the other ranks would wait for its scores until a timeout.
         """
         results: list[torch.Tensor] = []
         fault: BaseException | None = None

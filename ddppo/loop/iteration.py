@@ -231,7 +231,7 @@ class Loop:
             return report
 
     def _finish(self, report: IterationReport | None, stop: StopRequest) -> str:
-        """Evaluate a run whose training is complete and saved; record and save the scores. Return how the run ended.
+        """Evaluate after training, which is complete and saved; record and save the scores. Return how the run ended.
 
         report: of the last iteration; None if an earlier start recorded it, and only the evaluation is repeated.
         """

@@ -210,7 +210,7 @@ class ActorCritic(nn.Module, abc.ABC):
 
 
 class EvaluateActions(nn.Module):
-    """A module whose forward is the call that learning differentiates. Wraps a model for DistributedDataParallel.
+    """A module; its forward is the call that learning differentiates. Wraps a model for DistributedDataParallel.
 
     Inputs: obs and actions, or the "inputs" of the model's own minibatches, or the arguments of `unroll` for a model
     with memory. Parameters have the prefix "model.".

@@ -95,7 +95,7 @@ class Deep(Trunk):
                 layers.append(unit)
                 parts += unit.parts()
                 channels, size = unit.channels, unit.size
-        # A last convolution reduces the features to about 2048 numbers, whatever the size of the image.
+        # A last convolution reduces the features to about 2048 numbers, for any size of the image.
         compressed = _Normalised(
             channels, max(1, round(_COMPRESSED / (size[0] * size[1]))), 3, 1, size, groups=1
         )

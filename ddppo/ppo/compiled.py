@@ -169,7 +169,7 @@ class CompiledStep:
 def compiled(function: Callable[..., None], inputs: Sequence[torch.Tensor], may_change: range) -> Compiled:
     """Return the function compiled as one graph, for any number of rows. Raises CannotCompile.
 
-    The function is traced first, so a model may use any Python whose operations do not depend on values. Compiled code
+    The function is traced first, so a model may use any Python if its operations do not depend on values. Compiled code
     is kept in ddppo's cache folder for this kind of processor, unless TORCHINDUCTOR_CACHE_DIR names another folder.
 
     Args:

@@ -315,7 +315,7 @@ class Learner:
     # -- 5. and 6. Faults and sums.
 
     def _fail(self, error: UpdateNotFinite, iteration: int) -> NoReturn:
-        """Raise NonFiniteError, the same on all ranks, naming the ranks whose loss is not finite."""
+        """Raise NonFiniteError, the same on all ranks, naming the ranks with a loss that is not finite."""
         local = torch.tensor([error.loss, *error.terms.values()], dtype=torch.float64)
         losses_by_rank, *to_blame = self.gather(local).T.tolist()
         where = where_not_finite(error, losses_by_rank, to_blame)

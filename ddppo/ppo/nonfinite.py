@@ -1,7 +1,7 @@
 """What happens if a loss, a gradient or a parameter is not finite: on_nonfinite = stop, skip_batch or restore.
 
-A rank whose loss is not finite makes the gradient of all ranks NaN (losses.py), so all ranks see the fault at the same
-minibatch, move nothing from there on, and raise UpdateNotFinite at the end of the iteration. Then the learner
+If the loss of one rank is not finite, the gradient of all ranks is NaN (losses.py). So all ranks see the fault at the
+same minibatch, move nothing from there on, and raise UpdateNotFinite at the end of the iteration. Then the learner
 
     stop          raises NonFiniteError: the run ends, its last checkpoint stays
     skip_batch    undoes the whole update (`snapshot`) and goes on with the next rollout
@@ -21,14 +21,15 @@ if TYPE_CHECKING:
 
 
 class UpdateNotFinite(Exception):
-    """Raised on all ranks at the end of an iteration's minibatches; the learner handles it.
-
-    loss: this rank's, at the first minibatch whose gradient was not finite. what: names what is not finite if it is no
-    gradient. terms: for each of ppo.losses, whether it is the cause on this rank.
-    """
+    """Raised on all ranks at the end of an iteration's minibatches; the learner handles it."""
 
     def __init__(
-        self, loss: float, what: str | None = None, terms: Mapping[str, bool] = MappingProxyType({})
+        self,
+        loss: float,  # this rank's, of the first minibatch with a gradient that was not finite
+        what: str | None = None,  # names what is not finite, if it is no gradient
+        terms: Mapping[str, bool] = MappingProxyType(
+            {}
+        ),  # of ppo.losses: whether each is the cause on this rank
     ) -> None:
         super().__init__(loss)
         self.loss = loss

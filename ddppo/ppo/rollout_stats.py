@@ -1,7 +1,7 @@
 """What all ranks learn from one another before the first minibatch, and advantages normalised by it.
 
 A minibatch is spread over ranks, so its loss is a local sum over a global count, and advantages are normalised by
-moments over all ranks. `reduce_rollout_stats` finds both in one collective, whatever W is:
+moments over all ranks. `reduce_rollout_stats` finds both in one collective, the same for any W:
 
     count per minibatch     sum over ranks      divides the loss of that minibatch
     advantage moments       merged by count     (A - mean) / std, ppo.normalize_advantages=global
@@ -119,7 +119,7 @@ def _local_counts(
 
 
 def _normalized(estimates: Estimates, moments: torch.Tensor) -> Estimates:
-    """Return estimates whose advantages are (A - mean) / (std + 1e-8), by moments `[3, 3]`."""
+    """Return estimates with advantages (A - mean) / (std + 1e-8), by moments `[3, 3]`."""
     (count, *_), (mean, *_), (squares, *_) = moments.tolist()  # the first column is that of advantages
     if count == 1:  # one valid sample: A - mean would be 0, and nothing would be learned from it
         return estimates
@@ -137,7 +137,7 @@ class MinibatchAdvantages:
     """(A - mean) / std over the samples of each minibatch, as in OpenAI baselines' ppo2 and Stable-Baselines3.
 
     One collective for all epochs. Sums are taken part by part, in the order of the plan, so that they do not depend on
-    W. A minibatch whose advantages are all equal teaches the policy nothing; a minibatch of one sample has no
+    W. A minibatch of equal advantages teaches the policy nothing; a minibatch of one sample has no
     deviation and keeps its advantage.
     """
 

@@ -59,11 +59,11 @@ class RunFolder:
         path = self.path / _RESTARTS
         return len(path.read_text(encoding="utf-8").splitlines()) if path.exists() else 0
 
-    def note_restart(self, who: str, *, goes_on_from: int | None, world_size: int | None = None) -> None:
+    def note_restart(self, lost: str, *, goes_on_from: int | None, world_size: int | None = None) -> None:
         """Append a restart to restarts.jsonl."""
         line = {
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "lost": who,  # the rank, or the processes
+            "lost": lost,  # the rank, or the processes
             "goes_on_from": goes_on_from,  # iteration of the checkpoint; None: the other ranks went on meanwhile
             "world_size": world_size,  # from now on; None: as before
         }
@@ -210,8 +210,8 @@ def with_restarts(folder: RunFolder, config: Config, run: Callable[[Config], _T]
                 config = folder.begin(smaller)
                 goes_on += f", on {config.dist.world_size} ranks"
             resumed_from = last
-            folder.note_restart(e.who, goes_on_from=last, world_size=config.dist.world_size)
-            warn(f"{e.who}; {goes_on} (restart {number} of {most})")
+            folder.note_restart(e.lost, goes_on_from=last, world_size=config.dist.world_size)
+            warn(f"{e.lost}; {goes_on} (restart {number} of {most})")
 
 
 def on_fewer_ranks(config: Config) -> Config | None:

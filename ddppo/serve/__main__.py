@@ -30,7 +30,7 @@ class ServeOptions:
     pool: int = setting(8, "number of worlds that clients can hold at once, each a process", low=1)
     host: str = setting("127.0.0.1", "address to listen on")
     port: int = setting(8000, "port to listen on; 0 takes a free one", low=0, high=65535)
-    token_file: str | None = setting(None, "file whose first line is the token that clients need")
+    token_file: str | None = setting(None, "file with the token that clients need in its first line")
     max_message_bytes: int = setting(_LIMITS.max_message_bytes, "largest request or answer", low=256)
     messages_per_s: float = setting(
         _LIMITS.messages_per_s, "most messages of a session per second; further ones wait unread", above=0

@@ -96,7 +96,7 @@ def listening(
     limits = settings.limits
     logging.getLogger("uvicorn.error").addFilter(_is_no_false_alarm)
     with listener:
-        # Drop connections whose client takes no more data.
+        # Drop connections to clients that take no more data.
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNTAKEN_MS)
         # 2. The slots, one process each.

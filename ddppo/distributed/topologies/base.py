@@ -140,7 +140,7 @@ class RankContext:
         return self.collector(self.envs(), self.env_indices.start, kind)
 
     def collector(self, env: VecEnv, first_env: int, kind: type[Collector] = Collector) -> Collector:
-        """Make a collector that acts in `env`, whose first environment has the global index `first_env`."""
+        """Make a collector that acts in `env`; its first environment has the global index `first_env`."""
         collector = kind(
             env=env,
             model=self.model,
@@ -208,7 +208,7 @@ class RankContext:
         with self.model.unchanged(), self.guarded():
             rollout, episodes = collector.collect(noise)
         is_valid, first = rollout.valid.cpu().numpy(), collector.first_env
-        # An episode whose last row is a pseudo-step was cut with its process: its return is unknown.
+        # An episode with a pseudo-step as its last row was cut with its process: its return is unknown.
         episodes = [e for e in episodes if is_valid[e.step, e.env_index - first]]
         return Collected(int(is_valid.sum()), episodes, rollout)
 

@@ -53,7 +53,7 @@ class Agent(Ddp):
 
 
 class CentralCollector(Collector):
-    """A collector whose observers are each in a row of their own. Its maker sets `group` and `max_wait_s`."""
+    """A collector in which every observer is in a row of its own. Its maker sets `group` and `max_wait_s`."""
 
     env: Observers
     group: Group  # all ranks; it records the waits for observers, and the bytes to and from them
@@ -78,7 +78,7 @@ class CentralCollector(Collector):
         self._num_taken, self.num_forwards = self.rollout_steps, 0
         self._life_losses.clear()
         rows = [0] * len(self.env.parts)  # the row of each observer
-        waiting = list(range(len(rows)))  # observers whose observations are here
+        waiting = list(range(len(rows)))  # observers that have sent their observations
         num_busy = 0  # observers that step their environments
         while True:
             # An observer with T rows is done, and receives no further actions.

@@ -70,7 +70,7 @@ class Ddp(Topology):
 # second, steps / (rollout time + learn time), at the speeds of the last iterations (Wijmans et al. 2022, VER,
 # arXiv:2210.05064, appendix).
 
-_SPEED_WINDOW = 8  # iterations whose speeds predict the next one
+_SPEED_WINDOW = 8  # iterations; their speeds predict the next one
 
 
 class DdpPreempt(Ddp):

@@ -120,7 +120,7 @@ class StepMessages:
         )
         results["ended"] = False
         results["ended"][step.ended] = True
-        # Final observations exist only for environments whose episode ended in this step.
+        # Final observations exist only for environments in which an episode ended in this step.
         if len(step.ended):
             finals = self._layout.obs(results["final_row"])
             each(lambda out, x: out.__setitem__(step.ended, x), finals, step.final_obs)

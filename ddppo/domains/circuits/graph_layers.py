@@ -144,7 +144,7 @@ def sum_of_messages(sent: torch.Tensor, offsets: torch.Tensor, graph: Graph, rec
     Args:
         sent: x `[M, C]`.
         offsets: b `[len(EDGE_KINDS), C]`.
-        receivers: number of nodes whose sums are computed, the first ones of the graph.
+        receivers: number of nodes that get a sum, the first ones of the graph.
     """
     neighbours, kinds = graph.neighbours[:receivers], graph.kinds[:receivers]
     if is_native(sent):

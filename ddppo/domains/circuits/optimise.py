@@ -198,7 +198,7 @@ def _work(make: Callable[[], Walk], pipe: Connection, parent_end: Connection, pa
 
     Ctrl-C reaches all processes of a terminal; only the parent reacts to it.
     """
-    # Whatever happens to the parent, this process must end.
+    # This process must end with its parent, however that ends.
     die_with_parent(parent)
     stop_signals_kill()
     signal.signal(signal.SIGINT, signal.SIG_IGN)

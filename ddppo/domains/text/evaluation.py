@@ -60,7 +60,7 @@ class TextEvaluator(Evaluator):
     """Plays all tasks equally often.
 
     During training it uses the training environments of the rank, which are idle between iterations. Without training
-    it makes its own, at most as many as training has. An episode whose environment is lost is not scored.
+    it makes its own, at most as many as training has. An episode of a lost environment is not scored.
     """
 
     num_columns = 3  # return, number of typed tokens, and success

@@ -72,7 +72,7 @@ def make_tokenizer(spec: EnvSpec, model: ModelSettings) -> Tokenizer:
     """Return the language model's tokenizer with model.name=hf, else the task's own, else bytes. Raises ConfigError."""
     assert spec.action.kind == "text", spec
     config = text_settings(model)
-    # A language model has its own tokens, whatever the task declares.
+    # A language model has its own tokens, and not those of the task.
     if isinstance(config, HfSettings):
         assert config.hf_path is not None, "checked before"
         return HuggingFaceTokenizer(config.hf_path, config.turn_tokens, config.obs_tokens)

@@ -1,4 +1,4 @@
-"""A pool whose processes answer one by one, so that no step waits for the slowest environment.
+"""A pool with processes that answer one by one, so that no step waits for the slowest environment.
 
 Used by distributed=central_inference. An observer is a process of the pool together with its environments.
 """

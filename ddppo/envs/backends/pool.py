@@ -1,7 +1,7 @@
 """env.backend=pool: environments stepped by a few processes, each of which steps its part of the batch in turn.
 
 Observations and actions pass through shared memory, commands through a socket to each process (pool_memory.py). The
-processes fork from a server that has imported what they need. They end when the rank ends, in whatever way it ends.
+processes fork from a server that has imported what they need. They end when the rank ends, in any way.
 A process that dies or hangs can be replaced (max_restarts): the new one repeats what the lost one did since its
 environments were last saved, so that training goes on as if nothing had happened.
 

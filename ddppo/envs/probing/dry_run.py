@@ -365,7 +365,7 @@ class _Pair:
     def compared(self) -> str | None:
         """Warn if a seed does not decide everything; return how a restored environment differed, None if it did not."""
         self._seed(1)
-        # Part 1: two steps, whose time decides how many steps each other part may take.
+        # Part 1: two steps; their time decides how many steps each other part may take.
         before = statistics(self._one.env)
         steps = max(2, min(_STEPS, int(_SECONDS / (_PARTS * max(self._played(2), 1e-9)))))
         # Part 2: the same seed and actions in both environments.

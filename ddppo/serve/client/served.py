@@ -88,7 +88,7 @@ def served_spec(env: EnvConfig) -> EnvSpec | None:
             raise ConfigError(
                 f"env.urls: {first} serves {task} and {url} {other[0]}: give servers of one task"
             )
-    # "served" stands for the task of the servers, whatever it is.
+    # "served" stands for the task of the servers.
     if env.id not in (task, SERVED):
         raise ConfigError(
             f"env.id={env.id}: the servers of env.urls serve {task}: leave it out (env=remote), or serve what it names"

@@ -248,7 +248,7 @@ def learning(study: Study) -> tuple[list[Chart], list[str]]:
         same = len(study.rows) > 1 and _same_curves(study)
         if same:
             sentences.append(
-                "Every W learned the same: at the same environment steps a seed has the same returns whatever W is, "
+                "Every W learned the same: at the same environment steps a seed has the same returns for any W, "
                 "so its curve is drawn once."
             )
         drawn = [_curves(study, "env_steps", once=same), _curves(study, "wall_s", once=False)]

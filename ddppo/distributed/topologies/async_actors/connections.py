@@ -312,7 +312,7 @@ class ActorConnections:
                 self._lose(actor, ConnectionResetError("the other end is closed"))
 
     def ready(self) -> list[ConnectedActor]:
-        """Block until something arrives; return the actors whose rollouts have, the earliest begun first.
+        """Block until something arrives; return the actors with a rollout that has, the earliest begun first.
 
         Returns [] if an actor has connected instead. Raises CollectiveError if a rollout takes longer than
         dist.timeout_s.
@@ -378,7 +378,7 @@ class ActorConnections:
     def finish(self) -> None:
         """Send the end of the run to all actors, and wait until each has closed its connection.
 
-        An actor reads it after the rollout that it is in, whose bytes are discarded here.
+        An actor reads it after the rollout that it is in; the bytes of that rollout are discarded here.
         """
         for actor in self:
             if actor.connection is not None:

@@ -122,7 +122,7 @@ class AsyncLearner(Topology):
                 # Reply after each rollout, so that its actor does not wait for the others to be received.
                 self._reply()
             self._reply()  # `ready` may have accepted an actor that was started again
-        # Side by side by actor and number, whatever the order of arrival.
+        # Side by side by actor and number, in any order of arrival.
         self._taken.sort()
         rows = self._buffer[[taken.row for taken in self._taken]]
         return Collected(0, episodes, self._rollouts.unpack(rows, self._context.device))
@@ -171,7 +171,7 @@ class AsyncLearner(Topology):
         return episodes
 
     def _reply(self) -> None:
-        """Reply to those waiting actors whose next rollout can be used, the longest wait first."""
+        """Reply to the waiting actors with a next rollout that can be used, the longest wait first."""
         for actor in self._actors.waiting:
             if updates_ahead(len(self._taken), self._actors.num_acting, self._per_update) > self._max_lag:
                 return
@@ -208,7 +208,7 @@ class AsyncLearner(Topology):
         return self._is_asked_to_stop
 
     def rest(self) -> None:
-        """Block until no actor acts: steps acted during an evaluation, whose time does not count, would be free."""
+        """Block until no actor acts: steps during an evaluation would be free, because its time does not count."""
         self._actors.wait_until_idle()
 
     def finish(self) -> None:

@@ -137,7 +137,7 @@ class Rewriter:
             len(circuits),
             *map(_data, (bounds, num_qubits, *arrays, places, chosen, after, *made, marks)),
         )
-        # C++ returns the first circuit whose rule does not match.
+        # C++ returns the first circuit that its rule does not match.
         if failed >= 0:
             raise ConfigError(
                 f"rule {chosen[failed]} does not match at node {places[failed]} of a circuit of "

@@ -62,7 +62,7 @@ class CircuitBoard:
     """Holds one circuit and its observation, and applies rewrites to it.
 
     `circuit` is the current circuit in canonical order. Not all matching pairs are offered:
-    - num_too_large counts pairs whose rewrite might exceed max_nodes gates.
+    - num_too_large counts pairs with a rewrite that might exceed max_nodes gates.
     - num_without_room counts pairs left out because more than max_pairs match. The pairs kept are those that add the
       fewest gates; ties go to the first rules, then to the first nodes.
     """
