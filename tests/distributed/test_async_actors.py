@@ -214,7 +214,7 @@ def test_a_killed_actor_comes_back_where_it_may_and_the_others_go_on(tmp_path):
         (["distributed=async_actors", "dist.world_size=1"], "takes at least 2 ranks"),
         (["distributed=async_actors", "dist.max_lag=-1"], "dist.max_lag=-1"),
         (["distributed=async_actors", "dist.correction=v_trace"], "vtrace"),
-        (["distributed=async_actors", "dist.collective=gloo"], "meet in no collective"),
+        (["distributed=async_actors", "dist.collective=gloo"], "has no collectives"),
         (["distributed=sync_actors", "dist.max_lag=1"], "it is of distributed=async_actors"),
         (["dist.correction=vtrace"], "it is of distributed=async_actors"),
         (["ppo.rollouts_per_update=2"], "has no effect with distributed=ddp"),
