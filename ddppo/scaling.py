@@ -1,6 +1,19 @@
 """The sizes of an iteration as a function of the number of ranks W. Pure arithmetic, no torch.
 
 Strong scaling keeps the global batch: more ranks have fewer environments each. Weak scaling keeps the batch of a rank.
+
+Why results do not depend on W, in one place:
+
+- The global batch is the same (strong scaling, W <= env.num_envs).
+- Seeds and action noise follow the global index of an environment (seeding.py).
+- All ranks derive one permutation of the global batch (ppo/minibatches.py).
+- A loss is a local sum over a global count, and gradients are summed (distributed/gradient_sync.py).
+- Moments are merged by count (ppo/rollout_stats.py).
+- Parameters begin as those of rank 0 (loop/build.py).
+
+So runs differ only by the order of floating-point sums, which dist.reduction=ordered fixes (collectives/group.py).
+Exceptions: weak scaling, W > env.num_envs, ppo.normalize_advantages=local, a model that mixes the samples of a batch,
+and env.backend=gym_vector for a task with one random stream for its whole batch (docs/design.md).
 """
 
 from dataclasses import dataclass, replace

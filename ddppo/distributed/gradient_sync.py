@@ -12,10 +12,12 @@ W = 1 makes none; tests/distributed/test_collectives_of_an_iteration.py checks t
  3. gather of rollout statistics: sample counts, moments of advantages, returns
     and observations. Advantages are normalised over ranks with these             ppo/rollout_stats.py
  4. gather of advantage moments [ppo.normalize_advantages=minibatch]              ppo/rollout_stats.py
- 5. sum of the gradient, once a minibatch: num_epochs * num_minibatches times     this file
+ 5. sum of the gradient, once a minibatch: num_epochs * num_minibatches times     this file; for a step in C++
+                                                                                  native/src/learn.cpp
  6. gather of the KL divergence, once an epoch [ppo.target_kl, or
     ppo.lr_schedule=adaptive]: all ranks stop at the same epoch                   ppo/learner.py
- 7. gather of the report: times, losses, stop requests, hashes of the parameters  records/reporting.py
+ 7. gather of the report: times, losses, stop requests, and every
+    dist.check_every iterations a hash of the parameters                          records/reporting.py
  8. gather of finished episodes, if any rank has one                              records/reporting.py
 
 dist.reduction=ordered replaces each sum of 5 by a gather, and gathers the loss statistics after the last epoch. Tasks

@@ -112,7 +112,7 @@ class Checkpointer:
             "sampler": context.sampler.state(),
             "program": context.topology.state(),  # "program": its name in files of before
             "options": context.sampler.eval_options(),
-            **context.state(),  # model, optimizer, learning rate, normalisers, reference policy
+            **context.state(),  # model, Adam, learning rate, counts of NonFiniteGuard, normalisers, reference
         }
 
     def _hand_over(self, more: dict[str, Any]) -> None:

@@ -68,6 +68,7 @@ def choose_compute(context: RankContext, progress: TrainState, *, only_cpp: bool
         estimator = learner.estimator
         learner.estimator = CppGae(estimator.config, estimator.correction, num_shards=estimator.num_shards)
     progress.compiled_from = progress.compiled_from or progress.iteration + 1
+    # summary.json keeps the word "native" for C++, so that reports compare runs of all versions.
     context.derived["step"] = "native" if isinstance(step, CppStep) else "compiled"
     collector = context.topology.collector
     if isinstance(collector, Collector) and isinstance(step, CppStep):

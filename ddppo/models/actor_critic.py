@@ -104,7 +104,9 @@ class ActorCritic(nn.Module, abc.ABC):
     # core's. Subclasses inherit them. docs/seams.md lists what each class has to have.
 
     collector_class: str | None = None  # acts: a ddppo.ppo.rollout.RolloutCollector
-    minibatch_class: str | None = None  # cuts a rollout into minibatches: a ddppo.ppo.minibatches.Minibatches
+    minibatch_class: str | None = (
+        None  # cuts a rollout into minibatches: a ddppo.ppo.minibatches.OwnMinibatches
+    )
     check_class: str | None = None  # checks the model before a run: a ddppo.models.model_check.ModelCheck
 
     # -- Compilation of the learner's step.

@@ -68,8 +68,8 @@ class Estimates:
     returns: torch.Tensor | None = (
         None  # targets of the value function; None if the algorithm learns no values
     )
-    # This rank's (count, mean, M2) [3, 3] of advantages, returns and returns - values, or [S, 3, 3] of its S shards;
-    # None if advantages are not normalised.
+    # This rank's (count, mean, M2) [3, 3] of advantages, returns and returns - values, or [S, 3, 3] of its S shards, by
+    # which advantages are normalised and explained variance is computed. None for GRPO, which needs neither.
     moments: torch.Tensor | None = None
     # What each sample adds to the number that divides the loss over all ranks; None: 1 for each valid sample.
     counts: torch.Tensor | None = None

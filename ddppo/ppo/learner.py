@@ -319,7 +319,7 @@ class Learner:
         local = torch.tensor([error.loss, *error.terms.values()], dtype=torch.float64)
         losses_by_rank, *to_blame = self.gather(local).T.tolist()
         where = where_not_finite(error, losses_by_rank, to_blame)
-        stopped = "all ranks stopped at the same minibatch" if error.is_gradient else "all ranks stopped"
+        stopped = "no rank moved its parameters from then on" if error.is_gradient else "all ranks stopped"
         raise NonFiniteError(
             f"{where} is not finite in iteration {iteration}; {stopped}. Losses by rank: {losses_by_rank}. A smaller "
             "ppo.learning_rate, ppo.normalize_rewards=true or ppo.normalize_obs=true often helps"
@@ -354,7 +354,7 @@ class EagerStep:
         self.distribution = learner.model.distribution
         self.optimizer = learner.optimizer
         self.scale = learner.scale
-        self.terms = terms_of(config.losses)  # of the user's own
+        self.own_terms = terms_of(config.losses)  # of the user's own
         device, num_shards = self.parameters.device, learner.shape.local_num_shards
         self.sums = torch.zeros(num_shards, len(statistic_names(config)), dtype=torch.float64, device=device)
         self._coefficients = Coefficients.of(config)
@@ -362,7 +362,7 @@ class EagerStep:
         self._norms = torch.zeros((), dtype=torch.float64, device=device)
         self._loss = torch.zeros(
             (), dtype=torch.float64, device=device
-        )  # this rank's, of the last finite step
+        )  # of the step that made the norms NaN
 
     def begin(self, learning_rate: float, clip_coef: float) -> None:
         self.sums.zero_()
@@ -388,9 +388,9 @@ class EagerStep:
                     params, values, minibatch, self.distribution, self._coefficients
                 )
                 own: list[torch.Tensor] = []
-                if self.terms:
+                if self.own_terms:
                     added, own = own_losses(
-                        self.terms, samples_of(minibatch, params, values, self.distribution)
+                        self.own_terms, samples_of(minibatch, params, values, self.distribution)
                     )
                     per_sample = per_sample + added
                 local_loss = torch.dot(weights, per_sample) / count
@@ -423,8 +423,8 @@ class EagerStep:
     def _terms_to_blame(self) -> dict[str, bool]:
         """Return which of the user's terms were not finite although the rest of the loss was."""
         is_finite = self.sums.isfinite().all(dim=0).tolist()
-        num_ours = len(is_finite) - len(self.terms)
-        of_terms = zip(self.terms, is_finite[num_ours:], strict=True)
+        num_ours = len(is_finite) - len(self.own_terms)
+        of_terms = zip(self.own_terms, is_finite[num_ours:], strict=True)
         return {term.name: not finite and all(is_finite[:num_ours]) for term, finite in of_terms}
 
 

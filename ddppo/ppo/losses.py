@@ -4,10 +4,17 @@
 
 Tensors in, tensors out: the learner sums over samples and divides by a count over all ranks. The eager step and
 torch.compile's step (compiled.py) both call `loss_per_sample`. The step in C++ repeats it with gradients derived by
-hand (native/src/losses.hpp); gradient_check.py compares the two before a run. A new built-in term changes
-`Coefficients`, `loss_per_sample`, `LossTerms.statistics` and `STATISTICS`, the settings
-(config/algorithm_settings.py), the table of metrics (records/metrics.py), and either losses.hpp or `why_not_cpp`
-(cpp/network.py). A term of one's own needs none of this: docs/guide/loss.md.
+hand (native/src/losses.hpp); gradient_check.py compares the two before a run.
+
+A term of your own needs no change here: docs/guide/loss.md. A new built-in term changes
+
+    here                          Coefficients, loss_per_sample, LossTerms.statistics, STATISTICS
+    config/algorithm_settings.py  its coefficient
+    records/metrics.py            a row of the table
+    learner.py, compiled.py       `constants`, and the two functions of compiled.py that read it by position
+    native/src/losses.hpp         the loss, its gradient, kNumStatistics; or, in cpp/network.py, a row of `why_not_cpp`
+                                  that refuses C++ whatever the coefficient is: its sums have as many columns as
+                                  STATISTICS
 """
 
 import math

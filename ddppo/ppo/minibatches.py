@@ -1,7 +1,8 @@
 """Minibatches: which samples each holds, the same for any number of ranks, and how they are cut out of a rollout.
 
 Every rank derives the same permutation of the global batch from (seed, iteration, epoch) and keeps the samples of its
-own environments (`local_minibatches`). So minibatch m holds the same transitions for any W, and no index travels.
+own environments (`local_minibatches`). So minibatch m holds the same transitions for any W that leaves the
+global batch as it is (scaling.py), and no index travels.
 
 A minibatch is cut from one of three sources: `SampleBatch` (independent samples), `SequenceBatch` (sequences, for a
 model with memory) or a class of the model's own (`ActorCritic.minibatch_class`, such as one for tokens). The unit of a

@@ -85,7 +85,7 @@ class NonFiniteGuard:
 
 
 def snapshot(learner: "Learner") -> Callable[[], None]:
-    """Copy what an update changes, and return a function that restores it.
+    """Copy what an update changes, and return a function that undoes the update.
 
     That is the parameters, Adam's steps and moments, the normalisers' moments and the step size. The discounted
     returns under way are not restored: they belong to the environments, which have stepped on.
@@ -96,7 +96,7 @@ def snapshot(learner: "Learner") -> Callable[[], None]:
     obs_state = None if obs is None else obs.state
     reward_state = None if rewards is None else rewards.state
 
-    def restore() -> None:
+    def undo() -> None:
         for x, copy in zip(changing, copies, strict=True):
             x.copy_(copy)
         learner.learning_rate = learning_rate
@@ -105,7 +105,7 @@ def snapshot(learner: "Learner") -> Callable[[], None]:
         if rewards is not None and reward_state is not None:
             rewards.state = reward_state
 
-    return restore
+    return undo
 
 
 def all_finite(learner: "Learner") -> bool:

@@ -237,7 +237,7 @@ class Recorder:
         Args:
             status: completed, stopped or failed.
             params_hash: of the final parameters.
-            compiled_from: the iteration from which torch.compile made the step; None if it never did.
+            compiled_from: the first iteration in C++ or compiled by torch; None if all were eager.
             best: the scores of the best evaluation, {} if there is none.
             target: when target_return was reached (time_to_target_s, steps_to_target), {} if it was not.
             failed: steps after training that failed; a tracker that fails here is added to them.

@@ -104,7 +104,7 @@ class TypedEngine final : public Engine {
     network_.write_gradient();
     for (int s = 0; s < kNumStatistics; s++) optimizer.sums[s] += loss.sums[s];
     if (std::isfinite(*optimizer.norms)) *optimizer.loss = loss.loss;
-    // One rank's NaN makes the sum over ranks NaN on all ranks, so all of them stop at the same minibatch.
+    // One rank's NaN makes the sum over ranks NaN on all ranks, so none moves its parameters from this minibatch on.
     if (!std::isfinite(loss.loss))
       std::fill_n(gradient_, num_parameters_, std::numeric_limits<Real>::quiet_NaN());
   }

@@ -62,7 +62,7 @@ class Recorder {
     bool is_over = false;
     for (long t = 0; !is_over; t++) {
       actor_.act(t);
-      command(t);
+      set_commands(t);
       tasks_.num_steps++;
       b_.num_taken = t + 1;
       is_over = b_.num_taken == b_.num_steps || is_cut();
@@ -78,7 +78,7 @@ class Recorder {
   static const Real* of(const void* p) { return static_cast<const Real*>(p); }
 
   // Hand the actions of row t to the tasks; forces are float32.
-  void command(long t) {
+  void set_commands(long t) {
     const long n = envs_ * b_.num_noise, at = t * n;
     if (b_.kind == Actor<Real>::kBox)
       std::copy_n(static_cast<const Real*>(b_.actions) + at, n, static_cast<float*>(tasks_.actions));

@@ -32,7 +32,7 @@ _MOST_WEIGHTS = 2**19
 _POINTER, _INT, _DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 
 
-# -- Whether C++ can compute a run. A new reason needs a row here, and no change elsewhere.
+# -- Whether C++ can compute a run: every reason against it is a row here. (torch.compile has its own, loop/compute.py.)
 
 
 def why_not_cpp(config: Config, model: ActorCritic, device: torch.device, sync_name: str) -> str | None:
