@@ -17,11 +17,12 @@ from typing import IO, Any
 from ddppo.errors import StorageError
 from ddppo.terminal import warn_once
 
+# Errors of calls that a file system does not have.
 _NO_SUCH_CALL = (
     errno.EINVAL,
     errno.ENOTSUP,
     errno.ENOSYS,
-)  # errors of calls that a file system does not have
+)
 _PLAIN = (type(None), bool, int, float, str)  # exactly these types: NumPy's numbers derive from some of them
 
 
@@ -46,9 +47,8 @@ def replacing(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
                 _sync(file, path)
             os.replace(temporary, path)
         except BaseException:
-            with suppress(
-                OSError
-            ):  # the disk is read-only; the file is hidden, and removed at the next start
+            # The disk is read-only; the file is hidden, and removed at the next start.
+            with suppress(OSError):
                 temporary.unlink(missing_ok=True)
             raise
 

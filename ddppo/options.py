@@ -201,9 +201,8 @@ def help_text(sections: Sequence[type[Any]], usage: str) -> str:
     lines = [usage]
     for section in sections:
         heading = (section.__doc__ or "").partition(". ")[0].rstrip(".")
-        is_generated = heading.startswith(
-            f"{section.__name__}("
-        )  # a dataclass without a docstring gets its signature
+        # A dataclass without a docstring gets its signature.
+        is_generated = heading.startswith(f"{section.__name__}(")
         lines += ["", *([f"{heading}:"] if heading and not is_generated else [])]
         lines += [setting_line(item, "", 34) for item in fields(section)]
     return "\n".join(lines)

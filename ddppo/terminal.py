@@ -57,9 +57,8 @@ class _Unbroken:
 
     def _break(self, error: OSError | ValueError) -> None:
         self._broken = True
-        with suppress(
-            OSError, ValueError, AttributeError
-        ):  # else the interpreter would write again at its end, and fail
+        # Else the interpreter would write again at its end, and fail.
+        with suppress(OSError, ValueError, AttributeError):
             hole = os.open(os.devnull, os.O_WRONLY)
             os.dup2(hole, self._stream.fileno())
             os.close(hole)

@@ -81,9 +81,8 @@ def command() -> CommandResult:
             if HydraConfig.get().mode == RunMode.MULTIRUN:
                 from ddppo.envs.guard import watched
 
-                with watched(
-                    "the job"
-                ):  # the next run begins in this process: a task may leave nothing changed in it
+                # The next run begins in this process: a task may leave nothing changed in it.
+                with watched("the job"):
                     return train_in_sweep(cfg, folder)
             run_dir = folder
             train_one(cfg, folder)
@@ -110,9 +109,8 @@ def command() -> CommandResult:
             limits.check_threads()
 
             # 3. Translate the command line into Hydra's grammar, and register our settings and presets.
-            os.environ["DDPPO_COMMAND"] = shlex.join(
-                ["python", "-m", "ddppo.train", *sys.argv[1:]]
-            )  # for summary.json
+            # For summary.json.
+            os.environ["DDPPO_COMMAND"] = shlex.join(["python", "-m", "ddppo.train", *sys.argv[1:]])
             sys.argv[1:] = prepared_arguments(sys.argv[1:])
             compose.register()
             if not under_torchrun():
@@ -179,9 +177,8 @@ def _sweep_result(error: Exception | None) -> CommandResult:
 
 def _prepare_process() -> None:
     """Set what every process of the command inherits: signals, import path, limits, libraries' variables."""
-    if (
-        signal.getsignal(signal.SIGINT) is signal.SIG_DFL
-    ):  # ddppo/__init__.py set it while modules were imported
+    # Ddppo/__init__.py set it while modules were imported.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     see_current_folder()
     note_beginning()

@@ -151,9 +151,8 @@ class Group:
 # few integers. Each rank posts ascending numbers: the numbers of its finished rollouts.
 
 _CELL_BYTES = 8
-_FOREVER = timedelta(
-    days=365
-)  # the store prints an error when a wait times out, and a rollout may take hours
+# The store prints an error when a wait times out, and a rollout may take hours.
+_FOREVER = timedelta(days=365)
 _KEPT = 64  # most recent numbers that keep their keys in the store
 
 

@@ -30,10 +30,11 @@ class OwnPace(Group):
         super().__init__()
         self.rank, self.world_size = rank, world_size
         self.members = (rank,)
+        # The launcher's, in which ranks leave words for one another.
         self.store, self._timeout_s = (
             store,
             timeout_s,
-        )  # the launcher's, in which ranks leave words for one another
+        )
         self.store.set_timeout(timedelta(seconds=timeout_s))
 
     def words(self, topic: str, own: str) -> list[str]:

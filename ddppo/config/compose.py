@@ -221,9 +221,8 @@ def presets(group: str) -> dict[str, Path]:
 
 # -- Keywords of a task as settings of env: env.circuit=tof_3 means env.kwargs.circuit=tof_3 if the env preset names it.
 
-_STRANGE = re.compile(
-    r"[^\s,:(){}\[\]'\"]*[\^~!#&;<>][^\s,:(){}\[\]'\"]*"
-)  # words that Hydra reads only in quotes
+# Words that Hydra reads only in quotes.
+_STRANGE = re.compile(r"[^\s,:(){}\[\]'\"]*[\^~!#&;<>][^\s,:(){}\[\]'\"]*")
 _OF_ALL = [f"env.{item.name}" for item in fields(EnvConfig)]
 
 

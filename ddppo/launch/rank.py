@@ -74,9 +74,8 @@ def lead(run_dir: Path, timeout_s: float) -> int | None:
 
 def follow(arguments: Sequence[str]) -> NoReturn:
     """Be a rank above 0 of torchrun, and print nothing: rank 0 reports all that ends the run."""
-    stop_signals_kill(
-        signal.SIGINT
-    )  # before torch is imported: an exception in the middle of that breaks torch
+    # Before torch is imported: an exception in the middle of that breaks torch.
+    stop_signals_kill(signal.SIGINT)
     from ddppo.config.settings import DistSettings
     from ddppo.distributed.network import rendezvous_store
     from ddppo.loop.rank import run_rank
@@ -110,9 +109,8 @@ def dismiss(exit_code: int) -> None:
     if _has_told or os.environ["RANK"] != "0" or (exit_code >= 128 and is_one_host):
         return
     stop_signals_kill(signal.SIGINT)
-    signal.signal(
-        signal.SIGTERM, signal.SIG_IGN
-    )  # torchrun sends it to the others once one of them has ended
+    # torchrun sends it to the others once one of them has ended.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     from ddppo.distributed.network import rendezvous_store
 
     with suppress(Exception):  # it would hide the fault for which rank 0 ends

@@ -72,9 +72,8 @@ class PolicyMemory:
     """The state of a model with memory in E environments, while its policy acts outside of training."""
 
     def __init__(self, model: ActorCritic, num_envs: int) -> None:
-        self.state = next(model.parameters()).new_zeros(
-            num_envs, model.state_size
-        )  # [E, S], 0 at episode starts
+        # [E, S], 0 at episode starts.
+        self.state = next(model.parameters()).new_zeros(num_envs, model.state_size)
 
     @torch.inference_mode()
     def forget(self, envs: np.ndarray) -> None:
@@ -314,9 +313,8 @@ class RunEvaluator:
         self.evaluator = evaluator_of(context.spec)(policy, context.config, context.topology.collector)
         self.group = context.group
         self.eval_ranks = list(context.eval_ranks)  # the ranks that play episodes: they hold the parameters
-        self.num_shards = (
-            context.shape.local_num_shards
-        )  # chunks of each of them; 1 but for dist.reduction=ordered
+        # Chunks of each of them; 1 but for dist.reduction=ordered.
+        self.num_shards = context.shape.local_num_shards
         self.best: dict[
             str, float
         ] = {}  # metrics and env_steps of the best evaluation so far; {} before the first

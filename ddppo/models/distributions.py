@@ -220,9 +220,8 @@ class TanhGaussian:
 
 def _numbers(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
     """Return `values` `[n]` as a tensor of the type and device of `like`."""
-    if (
-        type(like) is not torch.Tensor
-    ):  # traced for compilation or export: new_tensor's constants would be lost
+    # Traced for compilation or export: new_tensor's constants would be lost.
+    if type(like) is not torch.Tensor:
         return torch.stack([like.new_full((), x) for x in values])
     return like.new_tensor(values)
 

@@ -112,10 +112,11 @@ def _check_old_names(model: ActorCritic, config: ModelSettings) -> None:
 def _check_memory(spec: EnvSpec, config: ModelSettings, dtype: torch.dtype, ranks_here: int | None) -> None:
     """Raise ConfigError if the model does not fit into this machine's memory. Allocates no parameters."""
     try:
+        # The meta device has shapes but no data.
         with (
             torch.random.fork_rng(devices=[]),
             torch.device("meta"),
-        ):  # the meta device has shapes but no data
+        ):
             skeleton = model_class(config)(spec, config)
         count = sum(x.numel() for x in (*skeleton.parameters(), *skeleton.buffers()))
     except ConfigError:

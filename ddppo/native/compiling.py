@@ -150,9 +150,8 @@ class Library:
             with _locked(folder / f"{self.name}.lock") as is_alone:
                 if not _is_whole(path):  # another process may have made it while this one waited
                     if is_alone:
-                        for left in folder.glob(
-                            f"{self.name}_building_*"
-                        ):  # a process was killed while it compiled
+                        # A process was killed while it compiled.
+                        for left in folder.glob(f"{self.name}_building_*"):
                             shutil.rmtree(left, ignore_errors=True)
                     self._build_once(path)
         return ctypes.CDLL(str(path))

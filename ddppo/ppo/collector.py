@@ -159,9 +159,8 @@ class Collector(RolloutBuffers):
         self._cpp_rollout: CppRollout | None = None
         self._num_steps = 0  # of each environment before this rollout
         self._num_taken = 0  # in this rollout
-        self._life_losses: set[tuple[int, int]] = (
-            set()
-        )  # (row, environment) of lost lives, which end no episode
+        # (row, environment) of lost lives, which end no episode.
+        self._life_losses: set[tuple[int, int]] = set()
 
     def use_cpp(self, network: CppNetwork) -> None:
         """Compute the policy in C++ from the next rollout on, and the whole rollout if C++ steps the tasks."""

@@ -74,9 +74,8 @@ class GradientSync(Protocol):
 class Update:
     """What an iteration's learning reports; equal on all ranks, except `local_sums`."""
 
-    local_sums: (
-        torch.Tensor
-    )  # this rank's sums of `statistic_names`, each sample times its weight, over all epochs
+    # This rank's sums of `statistic_names`, each sample times its weight, over all epochs.
+    local_sums: torch.Tensor
     num_samples: float  # the sum over ranks of `local_sums` divided by this is the mean
     steps: int  # of the optimizer
     epochs: int  # done; fewer than K if ppo.target_kl stopped them
@@ -360,9 +359,8 @@ class EagerStep:
         self._coefficients = Coefficients.of(config)
         self._max_norm = config.max_grad_norm
         self._norms = torch.zeros((), dtype=torch.float64, device=device)
-        self._loss = torch.zeros(
-            (), dtype=torch.float64, device=device
-        )  # of the step that made the norms NaN
+        # Of the step that made the norms NaN.
+        self._loss = torch.zeros((), dtype=torch.float64, device=device)
 
     def begin(self, learning_rate: float, clip_coef: float) -> None:
         self.sums.zero_()

@@ -23,15 +23,13 @@ class Rollout:
     actions: torch.Tensor  # [T, E, *action.shape]
     logprobs: torch.Tensor  # [T, E] log pi(action), by the policy that acted
     values: torch.Tensor  # [T, E] V(obs)
-    next_values: (
-        torch.Tensor
-    )  # [T, E] V of the true successor: of the final observation where an episode ended
+    # [T, E] V of the true successor: of the final observation where an episode ended.
+    next_values: torch.Tensor
     rewards: torch.Tensor  # [T, E] in the type of values; float64 if whole episodes are collected
     terminated: torch.Tensor  # [T, E] bool: the episode ended in a terminal state, which has no value
     truncated: torch.Tensor  # [T, E] bool: the episode was cut, by a time limit for example
-    valid: (
-        torch.Tensor
-    )  # [T, E] bool: False on autoreset pseudo-steps, which are never learned from or counted
+    # [T, E] bool: False on autoreset pseudo-steps, which are never learned from or counted.
+    valid: torch.Tensor
     episode_start: torch.Tensor  # [T, E] bool: the first step of an episode
     action_mask: torch.Tensor | None  # [T, E, mask_size] bool; None without masks
     raw_obs: Obs  # [T, E, *shape] as the task returned them; shares memory with obs if the two are equal
@@ -120,9 +118,8 @@ def count_(
 class Cut:
     """Ends a rollout once enough other ranks have ended theirs, or its time is over."""
 
-    cells: (
-        np.ndarray
-    )  # [n] int64, written by other ranks meanwhile: the number of the last rollout that each ended
+    # [n] int64, written by other ranks meanwhile: the number of the last rollout that each ended.
+    cells: np.ndarray
     number: int  # of this rollout
     awaited: int  # ends once so many cells have reached `number`
     least_steps: int  # not before so many steps

@@ -31,9 +31,8 @@ _EPS = 1e-8  # added to the deviation of advantages
 class RolloutStats(NamedTuple):
     """Equal on all ranks."""
 
-    counts: list[
-        list[float]
-    ]  # [K][M]: what the loss of each minibatch is divided by; 0: no rank has a sample in it
+    # [K][M]: what the loss of each minibatch is divided by; 0: no rank has a sample in it.
+    counts: list[list[float]]
     weight: float  # what the sums of statistics over one epoch are divided by
     explained_variance: float | None  # 1 - Var[returns - values] / Var[returns]; None if no value is learned
 
@@ -58,9 +57,8 @@ def reduce_rollout_stats(
     #    NumPy and Python numbers, because after an epoch in C++ every small torch operation costs some 10 us.
     counts = np.zeros((num_shards, config.num_epochs * len(plan[0].bounds[1:])))
     counts[0] = _local_counts(rollout, estimates, plan, in_units)
-    own = (
-        estimates.moments
-    )  # [3, 3] or [S, 3, 3]: (count, mean, M2) x (advantages, returns, returns - values)
+    # [3, 3] or [S, 3, 3]: (count, mean, M2) x (advantages, returns, returns - values).
+    own = estimates.moments
     columns = {
         "counts": counts,
         "moments": np.zeros((1, 9)) if own is None else own.numpy().reshape(-1, 9),

@@ -135,9 +135,8 @@ def _import(modules: Iterable[str]) -> None:
     # A task's module may change the working directory, on which its processes may rely.
     before = os.getcwd()
     for module in modules if FORKS else ():
-        with suppress(
-            Exception, SystemExit
-        ):  # the process that needs the module meets the same error, and reports it
+        # The process that needs the module meets the same error, and reports it.
+        with suppress(Exception, SystemExit):
             import_module(module)
     if os.getcwd() != before:
         _moved_to = os.getcwd()

@@ -24,11 +24,12 @@ from typing import Any, NoReturn
 from ddppo.errors import Stopped
 from ddppo.terminal import warn, warn_once
 
+# Of schedulers, which may start the command again.
 _REQUEUE = (
     signal.SIGTERM,
     signal.SIGUSR1,
     signal.SIGUSR2,
-)  # of schedulers, which may start the command again
+)
 _STOPS = (*_REQUEUE, signal.SIGHUP)  # and SIGINT, which Python itself turns into an exception
 _LOOK_S = 0.2  # between two checks whether the parent lives, on systems that do not signal its end
 _BEGAN = "DDPPO_BEGAN"  # environment variable of a command's processes: an instant, as `now_here` writes it

@@ -16,11 +16,12 @@ from ddppo.search.gp import Array, Data, Hyperparameters, Posterior, fit
 from ddppo.search.spaces import Space
 
 _ENUMERATED = 2000  # a space of at most so many points is listed; of a larger one, so many points are drawn
+# Then the search around the best of them.
 _KEPT, _NEIGHBOURS, _SCALES = (
     5,
     40,
     (0.1, 0.03, 0.01, 0.003, 0.001),
-)  # then the search around the best of them
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,9 +88,8 @@ class DdpPreempt(Ddp):
         self._cap_s = dist.rollout_time_cap_s or math.inf
         # Ranks that must post before the others may end early. The throughput rule awaits all until it knows speeds.
         self._awaited = context.group.world_size if self._chooses else dist.awaited_ranks
-        self._speeds: deque[np.ndarray] = deque(
-            maxlen=_SPEED_WINDOW
-        )  # `[W, 2]`: seconds per step, seconds learning
+        # `[W, 2]`: seconds per step, seconds learning.
+        self._speeds: deque[np.ndarray] = deque(maxlen=_SPEED_WINDOW)
         # Numbers the rollouts of this process. Iteration numbers would not do: a recovered run repeats iterations, and
         # the board only counts upwards.
         self._rollout_number = 0

@@ -46,11 +46,12 @@ _WITHOUT = {
     SAMPLING_LOG: "the best orders by UCB are not shown",
 }
 _MANY = 60  # more trials than this are drawn as small points
+# Colours of the best by UCB; the first is drawn last, above the others.
 _RANKS = {
     3: "sky",
     2: "green",
     1: "blue",
-}  # colours of the best by UCB; the first is drawn last, above the others
+}
 
 
 def report(options: ReportOptions, width: int | None = None) -> str:

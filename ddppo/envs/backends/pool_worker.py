@@ -31,10 +31,11 @@ def main() -> None:
     leave_signals_to_the_rank()
     leave_alone()
     atexit._clear()  # functions that the parent registered must not run here
+    # The rank is gone, or has closed the socket.
     with (
         _take_line() as line,
         suppress(EOFError, ConnectionError),
-    ):  # the rank is gone, or has closed the socket
+    ):
         _serve(line)
 
 

@@ -20,12 +20,13 @@ from ddppo.models.distributions import num_noise
 from ddppo.spaces import ActionSpec, EnvSpec, leaves
 
 _ACTIVATIONS = ("tanh", "relu", "elu", "leaky_relu")  # in the order of the enum Activation in activations.hpp
+# In the order of the enum ActionKind in losses.hpp.
 KINDS = (
     "discrete",
     "multi_discrete",
     "multi_binary",
     "box",
-)  # in the order of the enum ActionKind in losses.hpp
+)
 # The most weights of a layer. Beyond, the weights, their packed copy and the gradient no longer fit into the cache of a
 # core, and torch is faster (experiments/growth).
 _MOST_WEIGHTS = 2**19

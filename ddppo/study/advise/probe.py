@@ -119,10 +119,11 @@ class Probe:
             0.0  # seconds until the first iteration, and of an iteration lately
         )
         self._process, self._folder, self._candidate, self._until = process, folder, candidate, until
+        # Bytes of metrics.jsonl read so far, and their lines.
         self._num_read, self._lines = (
             0,
             list[dict[str, Any]](),
-        )  # bytes of metrics.jsonl read so far, and their lines
+        )
 
     def warm_up(self) -> None:
         """Wait for two iterations and some time, which are not measured, and pause the run."""

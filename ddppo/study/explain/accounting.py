@@ -30,10 +30,11 @@ CAUSES = {
     "unexplained": "unexplained",
 }
 _PARTS = dict(zip(("acting", "learning", "waiting", "communication", "other"), PARTS, strict=True))
+# Assumed seconds per byte through shared memory, and through anything else.
 _MEMORY_BYTE_S, _BYTE_S = (
     1e-10,
     1e-9,
-)  # assumed seconds per byte through shared memory, and through anything else
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,11 @@ from ddppo.study.predict.parameters import HEAVIEST, CostParameters, Work, norma
 from ddppo.study.predict.points import Point
 
 _ASSUMED_BANDWIDTH = 1e9  # bytes/s; runs of one model size cannot tell latency from bandwidth
+# Assumed turn_s through shared memory, and else, if no W has crowded cores.
 _TURN_S = {
     True: 1e-4,
     False: 4e-3,
-}  # assumed turn_s through shared memory, and else, if no W has crowded cores
+}
 
 
 def fit_parameters(points: Sequence[Point], notes: list[str]) -> CostParameters:

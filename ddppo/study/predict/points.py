@@ -102,10 +102,11 @@ class Point:
     @property
     def env_processes(self) -> float:
         """Environments of a rank that sleep at the same time: the processes of a pool, by default one for each."""
+        # Async is an older backend: one process for each environment.
         if self.stepping not in (
             "pool",
             "async",
-        ):  # async is an older backend: one process for each environment
+        ):
             return 1.0
         # By setting, or one process for each environment.
         observers = (self.run.config.get("dist") or {}).get("observers")

@@ -43,12 +43,13 @@ def make(context: RankContext) -> Topology:
     return AsyncLearner(context) if context.role.learns else AsyncActor(context)
 
 
+# Bins of the metrics dist/lag_*: the largest lag of all but the last.
 _LAGS = {
     "0": 0,
     "1": 1,
     "2_3": 3,
     "4_7": 7,
-}  # bins of the metrics dist/lag_*: the largest lag of all but the last
+}
 # Numbers of rollouts: the low bits count since the last start of the actor's process, the bits above count its starts.
 _COUNT_BITS = 24
 

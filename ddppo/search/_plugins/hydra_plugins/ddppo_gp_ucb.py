@@ -174,9 +174,8 @@ def _interval(key: str, sweep: IntervalSweep) -> "Dimension":
     low, high, is_log = sweep.start, sweep.end, "log" in sweep.tags
     assert low is not None
     assert high is not None
-    if isinstance(low, int) and isinstance(
-        high, int
-    ):  # of int(interval(1, 4)); else Hydra's grammar makes floats
+    # Of int(interval(1, 4)); else Hydra's grammar makes floats.
+    if isinstance(low, int) and isinstance(high, int):
         return Interval(low, high, log=is_log, step=1)
     if not is_integer(type_of(key, _TYPES)):
         return Interval(low, high, log=is_log)
