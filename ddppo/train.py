@@ -177,7 +177,7 @@ def _sweep_result(error: Exception | None) -> CommandResult:
 
 def _prepare_process() -> None:
     """Set what every process of the command inherits: signals, import path, limits, libraries' variables."""
-    # Ddppo/__init__.py set it while modules were imported.
+    # ddppo/__init__.py set it while modules were imported.
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     see_current_folder()

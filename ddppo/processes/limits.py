@@ -146,7 +146,7 @@ def _limit_of(error: BaseException) -> str | None:
                 f"the limit of processes and threads of the control group, {most:g} (pids.max), is reached: raise it, "
                 "e.g. docker run --pids-limit 1000"
             )
-        # a thread's stack needs addresses.
+        # A thread's stack needs addresses.
         return _reached(resource.RLIMIT_AS) or _reached(resource.RLIMIT_NPROC)
     # Memory.
     if isinstance(error, MemoryError) or number == errno.ENOMEM or _NO_MEMORY.search(text):

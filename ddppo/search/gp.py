@@ -152,7 +152,7 @@ def _likelihoods(data: Data, logs: Array) -> tuple[Array, Array, Array]:
     # K^-1 dK/dp. For the signal (K without its diagonal) and the noise no matrix product is needed: K^-1 K = 1.
     by_signal = np.eye(n) - precisions * diagonal[:, None, :]
     by_noise = precisions * np.where(unknown, noise[:, None], 0.0)[:, None, :]
-    # [s, p, n, n].
+    # [s, p, n, n]
     scaled = np.concatenate([precisions[:, None] @ by_theta, by_signal[:, None], by_noise[:, None]], axis=1)
     # a^T dK/dp a = y^T K^-1 dK/dp a.
     quadratics = np.einsum("spj,sj->sp", data.values @ scaled, weights)
