@@ -378,7 +378,7 @@ class EagerStep:
                 continue
 
             # Forward, loss and backward. The loss is a local sum over a global count, so gradients are summed.
-            loss = torch.zeros_like(self._loss)
+            losses: list[torch.Tensor] = []  # of each shard
             for minibatch, sums in zip(shards, self.sums, strict=True):
                 params, values = outputs(self.sync.model, minibatch)
                 weights = minibatch["weights"]
@@ -396,12 +396,13 @@ class EagerStep:
                 self.sync.backward_(local_loss * nan_unless_finite(local_loss))
                 with torch.no_grad():
                     sums += torch.stack([*terms.statistics(self._coefficients.clip), *own]) @ weights
-                loss = loss + local_loss.detach().double()
+                losses.append(local_loss.detach().double())
 
             # Clip by the norm over all parameters, then Adam.
             gradient = self.parameters.grad
             assert gradient is not None
             with torch.no_grad():
+                loss = sum(losses[1:], losses[0])
                 self._loss.copy_(torch.where(self._norms.isfinite(), loss, self._loss))
                 norm = gradient.norm()
                 self._norms += norm.double()
