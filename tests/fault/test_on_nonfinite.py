@@ -52,7 +52,7 @@ def test_a_run_that_is_to_go_back_goes_on_from_its_last_checkpoint_with_smaller_
     run_dir = tmp_path / "run"
     result = door(*SPIKES, how, "on_nonfinite=restore", run_dir=run_dir, **IN_ITERATION_5)
     assert result.code == 0, result.stderr
-    said = "the loss of rank 1 is not finite in iteration 5; going back to iteration 4, step sizes times 0.5 (way"
+    said = "the loss of rank 1 is not finite in iteration 5; going back to iteration 4, step sizes times 0.5 (restore"
     assert said in result.stderr
     assert "Traceback" not in result.stderr
     assert iterations(run_dir) == list(range(1, 11))

@@ -218,12 +218,16 @@ def test_it_does_so_for_pixels_beside_other_arrays(name, monkeypatch):
     assert_equal(found)
 
 
+def empty(spec, model):
+    """Return a batch with one minibatch, which has no sample."""
+    return SimpleNamespace(minibatches=lambda order, bounds: [example(spec, model, 0, torch.Generator())])
+
+
 def test_a_rank_without_samples_in_a_minibatch_adds_nothing(monkeypatch):
     spec = EnvSpec(ArraySpec((4,)), ACTIONS[0])
     learner, model = made(spec, PPOSettings(), kind="torch", monkeypatch=monkeypatch)
     learner.step.begin(1e-3, 0.2)
-    empty = SimpleNamespace(minibatches=lambda order, bounds: [example(spec, model, 0, torch.Generator())])
-    learner.step.epoch(empty, order=None, bounds=[0, 0], counts=[3])
+    learner.step.epoch(empty(spec, model), order=None, bounds=[0, 0], counts=[3])
     assert not learner.parameters.grad.any()
     assert not learner.step.sums.any()
 
@@ -285,7 +289,7 @@ def test_what_is_compiled_of_convolutions_takes_any_number_of_images():
     assert (model.stays_eager, model.compiles_by_itself) == (None, False)
     assert worst_error(step, spec, model, config, 300) < 0.02
     step.begin(1e-3, config.clip_coef)
-    step.take([example(spec, model, 0, torch.Generator())], count=3)
+    step.epoch(empty(spec, model), order=None, bounds=[0, 0], counts=[3])
     assert step.end() == 0.0
 
 
