@@ -17,8 +17,8 @@ TESTS_OF_WINGS = ("tests/domains/", "tests/study/", "tests/cluster/", "tests/ser
 TESTS_OF_THE_WHOLE = (
     "tests/package/", "tests/conf/test_variants.py", "tests/conf/test_wrong_command_lines.py",
     "tests/unit/test_commands_in_docs.py", "tests/unit/test_core_alone.py", "tests/unit/test_kept_runs.py",
-    "tests/unit/test_layers.py", "tests/unit/test_design_page.py", "tests/unit/test_site.py", "tests/unit/test_slowest.py", "tests/unit/test_metrics.py",
-    "tests/unit/test_door_options.py",
+    "tests/unit/test_layers.py", "tests/unit/test_site.py", "tests/unit/test_slowest.py", "tests/unit/test_metrics.py",
+    "tests/unit/test_design_page.py", "tests/unit/test_door_options.py",
 )  # fmt: skip
 QUICK = tuple(
     f"tests/unit/test_{name}.py"
