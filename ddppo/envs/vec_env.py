@@ -1,7 +1,7 @@
 """The contract between a batch of environments and the code that acts in it. Imports NumPy, not torch.
 
 `EnvStep` is the result of one step and `VecEnv` the interface of every backend (ddppo/envs/backends). Backends differ
-in when they reset an environment whose episode ended; behind this contract the difference is not visible. The rest of
+in when they reset an environment after its episode; behind this contract the difference is not visible. The rest of
 the file serves the backends: environments that exchange messages, the wording of errors, and the checks of numbers and
 masks.
 """

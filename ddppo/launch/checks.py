@@ -104,13 +104,13 @@ def _check_stepping(config: Config, spec: EnvSpec, shape: BatchShape) -> None:
     env, topology = config.env, find(config.dist.topology)
     if env.max_turns is not None and not spec.is_text:
         raise ConfigError(
-            f"env.max_turns={env.max_turns} has no effect with {env.id}, whose actions are no text: use "
+            f"env.max_turns={env.max_turns} has no effect with {env.id}, as its actions are no text: use "
             "env.max_episode_steps, or leave it out"
         )
     if env.batch_wait_ms is not None and not spec.is_text:
         raise ConfigError(
-            f"env.batch_wait_ms={env.batch_wait_ms:g} has no effect with {env.id}, whose actions are no text: leave it "
-            "out"
+            f"env.batch_wait_ms={env.batch_wait_ms:g} has no effect with {env.id}, as its actions are no text: leave "
+            "it out"
         )
     # backend=auto may step the environments in the rank, where nothing but the rank can be started again.
     if env.backend == "auto" and topology.env_backend is None and not spec.is_text:
@@ -133,7 +133,7 @@ def _check_stepping(config: Config, spec: EnvSpec, shape: BatchShape) -> None:
 def _check_normalized(config: Config, spec: EnvSpec) -> None:
     """Check that ppo.normalize_obs has observations to normalise."""
     if config.ppo.normalize_obs and not any(leaf.is_float for leaf in leaves(spec.obs)):
-        what = "text, whose tokens are names, not numbers"
+        what = "text; its tokens are names, not numbers"
         if not spec.is_text:
             what = "nothing but pixels, which are not normalised, for the model scales them"
         raise ConfigError(

@@ -13,7 +13,7 @@ A term of your own needs no change here: docs/guide/loss.md. A new built-in term
     records/metrics.py            a row of the table
     learner.py, compiled.py       `constants`, and the two functions of compiled.py that read it by position
     native/src/losses.hpp         the loss, its gradient, kNumStatistics; or, in cpp/network.py, a row of `why_not_cpp`
-                                  that refuses C++ whatever the coefficient is: its sums have as many columns as
+                                  that refuses C++ for any coefficient, 0 included: its sums have as many columns as
                                   STATISTICS
 """
 

@@ -95,7 +95,7 @@ def test_episodes_of_text_that_are_lost_are_counted_and_the_run_goes_on(tmp_path
         ("eval.every_steps=64", "eval.every_steps takes 1 slots besides those of env.num_envs=4"),
         ("env.id=Pendulum-v1", "serve CartPole-v1: leave it out"),
         ("env.token_file=null", "needs a token: set env.token_file"),
-        ("env.batch_wait_ms=3", "has no effect with served, whose actions are no text"),
+        ("env.batch_wait_ms=3", "has no effect with served, as its actions are no text"),
     ],
 )
 def test_what_a_server_cannot_give_is_said_before_anything_starts(of_server, tmp_path, argument, said):

@@ -1,7 +1,7 @@
 """`ddppo/CybORG-v0`: CAGE challenge 2 played by an installed CybORG, with the actions, observations and orders of
 CageEnv.
 
-It serves to compare `ddppo/CAGE2-v0` with the original, and as a task whose steps of 2 ms need a pool of processes.
+It serves to compare `ddppo/CAGE2-v0` with the original, and as a slow task: a step takes 2 ms, so a pool pays.
 """
 
 import importlib

@@ -11,7 +11,7 @@ The policy types a turn as
 3. for each blank, one of the names in the prompt that the line has not used yet.
 A choice with a single option takes no token, and no token ends a turn: a line ends when its blanks are filled.
 
-At the start of a turn the operations of all tasks are allowed, whatever the prompt. So every line of every solution
+At the start of a turn the operations of all tasks are allowed, for every prompt. So every line of every solution
 can be typed, and the grammar does not reveal which line belongs to which task.
 """
 

@@ -1,7 +1,7 @@
 """The simulated cloud of this process: moto behind boto3, reached by command lines only.
 
 `CloudWorld.run` executes a line. moto keeps one world per process, so a process holds one CloudWorld; `reset` empties
-it between episodes, and `warm` loads one in a parent process, whose forks then start at once. The last part of the
+it between episodes, and `warm` loads one in a parent process, so that its forks start at once. The last part of the
 file draws the faults and drifted states of episodes.
 """
 

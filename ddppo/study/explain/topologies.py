@@ -142,7 +142,7 @@ def _ahead(found: SideBySide, outlooks: Sequence[Outlook]) -> str:
         if not check.within:
             predictions.append(f"not {topology} ({off})")
         elif predicted is None:
-            predictions.append(f"not {topology}, whose environments do not divide among so many")
+            predictions.append(f"not {topology}: its environments do not divide among so many")
         else:
             between = f"{whole(predicted.fps_low)} to {whole(predicted.fps_high)}"
             predictions.append(f"{topology} {whole(predicted.fps)} steps/s ({between}; {off})")
