@@ -183,7 +183,8 @@ def test_one_that_hangs_in_its_reset_is_told_of_and_then_refused(own, monkeypatc
         ),
         (
             lambda self, k: None,
-            lambda self: self.np_random.random(os.getpid() % 7 + id(self) % 5 + 1),
+            # The trial makes its two environments in one process, so a count tells them apart.
+            lambda self: self.np_random.random(next(COUNTER) + 1),
             "observed",
         ),
         (lambda self, k: (np.full(2, k, np.float32), 0.0, False, False, {}), lambda self: None, "of step 1"),
