@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -296,7 +298,7 @@ def test_observations_far_from_zero_are_as_good_as_near_ones_on_their_whole_way(
         made.reset([0, 1])
         rollout, _ = collect(made, rollouts=2)
         message = RolloutMessage(env.spec, 4, 2, torch.float32, with_raw_obs=True)
-        sent = message.unpack(message.pack(rollout).unsqueeze(0), CPU)
+        sent = message.unpack(message.pack(rollout).unsqueeze(0), [2], CPU)
         assert torch.equal(sent.raw_obs, rollout.raw_obs)
         assert sent.raw_obs.dtype == torch.float64
         on_policy = with_ratios(sent, torch.ones(2, dtype=torch.bool), model, normalizer)
@@ -308,3 +310,30 @@ def test_observations_far_from_zero_are_as_good_as_near_ones_on_their_whole_way(
     assert (far.raw_obs - near.raw_obs == 1e8).all()
     for name in ("obs", "values", "next_values", "logprobs"):
         torch.testing.assert_close(getattr(far, name), getattr(near, name), rtol=1e-5, atol=1e-6)
+
+
+def test_rollouts_of_unequal_numbers_of_environments_lie_side_by_side_in_a_learner():
+    whole, _ = collect(collector(masked=True))
+    alone = dataclasses.replace(
+        whole,
+        **{
+            field.name: x[:, 1:]
+            for field in dataclasses.fields(whole)
+            if isinstance(x := getattr(whole, field.name), torch.Tensor)
+        },
+    )
+    spec = collector(masked=True).env.spec
+    message = RolloutMessage(spec, 4, 3, torch.float64, with_raw_obs=False)  # room for 3 environments
+    sent = torch.stack([message.pack(rollout).clone() for rollout in (whole, alone)])
+    received = message.unpack(sent, [2, 1], CPU)
+    for name in (
+        "obs",
+        "actions",
+        "logprobs",
+        "next_values",
+        "rewards",
+        "terminated",
+        "valid",
+        "action_mask",
+    ):
+        assert torch.equal(getattr(received, name), getattr(whole, name)[:, [0, 1, 1]])

@@ -11,6 +11,7 @@ Rollouts and parameters travel as one flat message each (second half of this fil
 wait, and a rollout has a dozen tensors.
 """
 
+from collections.abc import Sequence
 from dataclasses import MISSING, fields, replace
 from itertools import pairwise
 from typing import Any
@@ -42,7 +43,7 @@ class SyncActors(Topology):
         self.collector: Collector | None = None
         if self.env is not None:
             self.collector = context.collector(self.env, context.env_indices.start)
-        self.learners, self._team = self._make_groups()
+        self.learners, self._team, team_ranks = self._make_groups()
         self.groups = tuple(
             g for g in (self.learners, self._team) if 1 < g.world_size < context.group.world_size
         )
@@ -56,21 +57,23 @@ class SyncActors(Topology):
             with_raw_obs=context.obs_normalizer is not None,
             state_size=context.state_size,
         )
+        self._num_envs = [len(context.envs_of(rank)) for rank in team_ranks[1:]]  # of each actor of the team
         self._parameters = ParameterMessage(context.parameters, context.obs_normalizer)
 
-    def _make_groups(self) -> tuple[Group, Group]:
-        """Return the group of the learners, and this rank's team: a learner with its actors.
+    def _make_groups(self) -> tuple[Group, Group, range]:
+        """Return the group of the learners, and this rank's team, a learner with its actors: its group and its ranks.
 
         On an actor the group of the learners is a group of this rank alone. All ranks call it, because all ranks make
         subgroups together.
         """
         context = self._context
-        learning, team = context.layout.learning, Group()
+        learning, team, team_ranks = context.layout.learning, Group(), range(0)
         learners = context.subgroup(learning) or Group()
         # Ranks are ordered learner, its actors, next learner, its actors, ...
         for first, end in pairwise((*learning, context.group.world_size)):
-            team = context.subgroup(range(first, end)) or team
-        return learners, team
+            if (group := context.subgroup(range(first, end))) is not None:
+                team, team_ranks = group, range(first, end)
+        return learners, team, team_ranks
 
     def reset(self, sample: TaskSample) -> None:
         if self.collector is not None:
@@ -87,7 +90,7 @@ class SyncActors(Topology):
         if self._is_learner:
             assert messages is not None
             # The learner's own message, the first, is empty: it does not act.
-            rollout = self._rollouts.unpack(messages[1:], self._context.device)
+            rollout = self._rollouts.unpack(messages[1:], self._num_envs, self._context.device)
             try:
                 update = self.learner.update(rollout, iteration, progress)
             except NonFiniteError as e:
@@ -112,19 +115,23 @@ _ALIGN = 16  # bytes; every array starts at a multiple, so that it can be viewed
 
 
 class RolloutMessage:
-    """The layout of a rollout of T steps and E environments in one vector of bytes."""
+    """The layout of a rollout of T steps and up to E environments in one vector of bytes.
+
+    Collectives take messages of one size, so a rollout of fewer environments leaves the last columns unused.
+    """
 
     def __init__(
         self,
         spec: EnvSpec,
         rollout_steps: int,
-        num_envs: int,
+        num_envs: int,  # E, the most that any rank steps
         dtype: torch.dtype,
         *,
         with_raw_obs: bool,
         state_size: tuple[int, int] = (0, 0),
     ) -> None:
         self._spec = spec
+        self._most_envs = num_envs
         self._with_raw_obs = (
             with_raw_obs  # unnormalised observations travel too, for the learner's normaliser
         )
@@ -149,13 +156,21 @@ class RolloutMessage:
         """Return the rollout as bytes `[num_bytes]`, valid until the next call; zeros for None."""
         if rollout is not None:
             for x, out in zip(self._arrays(rollout), self._views(self._bytes.unsqueeze(0)), strict=True):
-                out[0].copy_(x)
+                out[0, :, : x.shape[1]].copy_(x)
         return self._bytes
 
-    def unpack(self, messages: torch.Tensor, device: torch.device) -> Rollout:
-        """Return the rollouts of several ranks `[ranks, num_bytes]` as one, with environments in rank order."""
+    def unpack(self, messages: torch.Tensor, num_envs: Sequence[int], device: torch.device) -> Rollout:
+        """Return the rollouts of several ranks `[ranks, num_bytes]` as one, with environments in rank order.
+
+        num_envs: environments of each of these ranks.
+        """
         # [ranks, T, E, ...] -> [T, ranks, E, ...] -> [T, ranks * E, ...]
-        arrays = iter([x.transpose(0, 1).flatten(1, 2).to(device) for x in self._views(messages)])
+        side_by_side = [x.transpose(0, 1).flatten(1, 2) for x in self._views(messages)]
+        if min(num_envs) < self._most_envs:
+            # [T, ranks * E, ...] -> [T, N, ...]
+            used = [torch.arange(number) + k * self._most_envs for k, number in enumerate(num_envs)]
+            side_by_side = [x.index_select(1, torch.cat(used)) for x in side_by_side]
+        arrays = iter([x.to(device) for x in side_by_side])
 
         def next_obs() -> Obs:
             return each(lambda _: next(arrays), self._spec.obs)

@@ -84,9 +84,12 @@ class RankContext:
     @property
     def env_indices(self) -> range:
         """Global indices of the environments that this rank steps; empty if it steps none."""
-        if not self.role.steps:
-            return range(0)
-        return self.shape.env_indices(self.layout.stepping.index(self.group.rank))
+        return self.envs_of(self.group.rank)
+
+    def envs_of(self, rank: int) -> range:
+        """Return the global indices of the environments that a rank steps."""
+        stepping = self.layout.stepping
+        return self.shape.env_indices(stepping.index(rank)) if rank in stepping else range(0)
 
     @property
     def state_size(self) -> tuple[int, int]:

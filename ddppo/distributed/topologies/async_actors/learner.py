@@ -126,7 +126,8 @@ class AsyncLearner(Topology):
         # Side by side by actor and number, in any order of arrival.
         self._taken.sort()
         rows = self._buffer[[taken.row for taken in self._taken]]
-        return Collected(0, episodes, self._rollouts.unpack(rows, self._context.device))
+        num_envs = [len(self._context.envs_of(taken.rank)) for taken in self._taken]
+        return Collected(0, episodes, self._rollouts.unpack(rows, num_envs, self._context.device))
 
     def learn(self, collected: Collected, iteration: int, progress: float) -> Update:
         assert collected.rollout is not None
