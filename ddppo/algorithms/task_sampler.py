@@ -200,7 +200,7 @@ def make_sampler(config: Config, spec: EnvSpec, num_envs: int) -> TaskSampler:
         return sampler
     # 2. Groups of episodes for GRPO and text; 3. one seed per environment.
     if collects_whole_episodes(config, spec):
-        return GroupSampler(config.seed, num_envs, config.ppo.group_size)
+        return GroupSampler(config.seed, num_envs, config.training.group_size)
     return TaskSampler(config.seed)
 
 
@@ -219,7 +219,7 @@ def collects_whole_episodes(config: Config, spec: EnvSpec) -> bool:
 
 def check_whole_episodes(config: Config, shape: BatchShape, spec: EnvSpec) -> None:
     """Raise ConfigError if ppo.group_size, the task or its settings do not fit the algorithm."""
-    name, group_size = config.env.id, config.ppo.group_size
+    name, group_size = config.env.id, config.training.group_size
     if not collects_whole_episodes(config, spec):
         if group_size != type(config.ppo)().group_size:
             raise ConfigError(

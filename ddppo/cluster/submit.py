@@ -263,7 +263,7 @@ def _entry(book: Book, run: Ready, job: submitit.Job) -> SlurmJob:
         job_id=job.job_id,
         run=run.name,
         world_size=run.config.dist.world_size,
-        total_steps=run.config.ppo.total_steps,
+        total_steps=run.config.training.total_steps,
         log=os.path.relpath(job.paths.stdout, book.sweep_dir),
         submitted=now_here(),
     )

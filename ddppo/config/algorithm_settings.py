@@ -1,4 +1,8 @@
-"""The settings of all algorithms, then those of PPO and of GRPO with their rules."""
+"""The settings of algorithms: those that every algorithm has, those that PPO and GRPO share, then each of the two.
+
+PPO and GRPO have the section `ppo`. Any other algorithm has the section `algorithm`, a dataclass of its own that
+derives from `AlgorithmSettings`. `Config.training` returns the settings of the algorithm that trains.
+"""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,8 +16,104 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class AlgorithmSettings:
-    """The settings of all algorithms."""
+class TrainingSettings:
+    """The settings that every algorithm has. Code that serves any algorithm reads these and the properties alone."""
+
+    total_steps: int = setting(100_000, "environment steps of all ranks until the run ends", low=1)
+    rollout_steps: int = setting(
+        128,
+        "steps T per environment and iteration; the upper limit where an iteration is a whole episode",
+        low=1,
+    )
+    # Observations and rewards, before learning.
+    normalize_obs: bool = setting(
+        False, "scale observations, except pixels, by running moments over all ranks"
+    )
+    reward_scale: float = setting(
+        1.0,
+        "learning sees rewards times this, before reward_clip; returns are reported as the task gives them",
+        above=0,
+    )
+    reward_clip: float | None = setting(
+        None,
+        "learning sees rewards cut to [-reward_clip, reward_clip]; returns are reported uncut. null does "
+        "not cut",
+        above=0,
+    )
+
+    # Values for algorithms without such a setting.
+
+    @property
+    def group_size(self) -> int:
+        """Rollouts of a group, which share a seed."""
+        return 1
+
+    @property
+    def rollouts_per_update(self) -> int | None:
+        """Rollouts per update under distributed=async_actors; None is the number of actors."""
+        return None
+
+    @property
+    def sequence_length(self) -> int | None:
+        """Steps over which gradients flow back in a policy with memory; None is rollout_steps."""
+        return None
+
+    @property
+    def num_epochs(self) -> int:
+        return 1
+
+    @property
+    def num_minibatches(self) -> int:
+        return 1
+
+    @property
+    def losses(self) -> dict[str, Any]:
+        """Loss terms of the user's own, by name."""
+        return {}
+
+    @property
+    def learning_rates(self) -> dict[str, float]:
+        """Step sizes of parts of the model, by name."""
+        return {}
+
+    @property
+    def gamma(self) -> float:
+        return 0.99
+
+    @property
+    def normalize_rewards(self) -> bool:
+        return False
+
+
+@dataclass
+class AlgorithmChoice:
+    """The algorithm that trains. For PPO and GRPO this is the whole section `algorithm`."""
+
+    name: str = setting(
+        "ppo",
+        "which algorithm trains: ppo (its settings are in the section ppo; ppo.algorithm=grpo chooses GRPO), or an "
+        "import path of your own, my_pkg.algos:Reinforce (docs/algorithms.md)",
+    )
+
+
+@dataclass
+class AlgorithmSettings(TrainingSettings, AlgorithmChoice):
+    """The section `algorithm` of every algorithm but PPO and GRPO. An algorithm derives its settings from it.
+
+    An algorithm that learns from groups of rollouts has the setting `group_size` too.
+    """
+
+    rollouts_per_update: int | None = setting(
+        None,
+        "distributed=async_actors: rollouts per update, each of one actor's environments; null is the "
+        "number of actors",
+        low=1,
+    )
+
+
+@dataclass(slots=True)
+class SurrogateSettings(TrainingSettings):
+    """The settings that PPO and GRPO share, which maximise the same clipped surrogate."""
 
     algorithm: str = setting(
         "ppo",
@@ -24,12 +124,6 @@ class AlgorithmSettings:
     group_size: int = setting(
         8,
         "grpo and tasks of text: rollouts G of a group, which share a seed; divides env.num_envs",
-        low=1,
-    )
-    total_steps: int = setting(100_000, "environment steps of all ranks until the run ends", low=1)
-    rollout_steps: int = setting(
-        128,
-        "steps T per environment and iteration; the upper limit where an iteration is a whole episode",
         low=1,
     )
     rollouts_per_update: int | None = setting(
@@ -84,27 +178,8 @@ class AlgorithmSettings:
     target_kl: float | None = setting(
         None, "end the epochs of an iteration when approx_kl exceeds this; null never does", above=0
     )
-    # Observations and rewards, before learning.
-    normalize_obs: bool = setting(
-        False, "scale observations, except pixels, by running moments over all ranks"
-    )
-    reward_scale: float = setting(
-        1.0,
-        "learning sees rewards times this, before reward_clip; returns are reported as the task gives them",
-        above=0,
-    )
-    reward_clip: float | None = setting(
-        None,
-        "learning sees rewards cut to [-reward_clip, reward_clip]; returns are reported uncut. null does "
-        "not cut",
-        above=0,
-    )
 
-    # The learner reads these of any algorithm. An algorithm without such a setting learns with the value here.
-
-    @property
-    def gamma(self) -> float:
-        return 0.99
+    # PPO's learner reads these of GRPO too, which learns with the values here.
 
     @property
     def gae_lambda(self) -> float:
@@ -123,16 +198,12 @@ class AlgorithmSettings:
         return "global"
 
     @property
-    def normalize_rewards(self) -> bool:
-        return False
-
-    @property
     def kl_coef(self) -> float:
         return 0.0
 
 
 @dataclass(slots=True)
-class PPOSettings(AlgorithmSettings):
+class PPOSettings(SurrogateSettings):
     """Advantages from a value function."""
 
     gamma: float = setting(0.99, "discount per step", low=0, high=1)
@@ -166,7 +237,7 @@ class PPOSettings(AlgorithmSettings):
 
 
 @dataclass(slots=True)
-class GrpoSettings(AlgorithmSettings):
+class GrpoSettings(SurrogateSettings):
     """Advantages from the returns of a group of rollouts with one seed, and no value function."""
 
     algorithm: str = setting("grpo", "this algorithm's")
@@ -208,7 +279,7 @@ class GrpoSettings(AlgorithmSettings):
         check_groups(config, shape, "ppo.algorithm=grpo")
 
 
-def _check_scale(ppo: AlgorithmSettings, name: str, *, divides: bool) -> None:
+def _check_scale(ppo: SurrogateSettings, name: str, *, divides: bool) -> None:
     if ppo.reward_scale != 1.0 and divides and ppo.reward_clip is None:
         raise ConfigError(
             f"ppo.reward_scale={ppo.reward_scale} has no effect with ppo.{name}=true, which divides by a deviation "

@@ -27,10 +27,10 @@ def batch_shape(config: Config) -> BatchShape:
         )
     sizes = {
         "num_envs": config.env.num_envs,
-        "rollout_steps": config.ppo.rollout_steps,
+        "rollout_steps": config.training.rollout_steps,
         "world_size": num_stepping,
-        "num_minibatches": config.ppo.num_minibatches,
-        "num_epochs": config.ppo.num_epochs,
+        "num_minibatches": config.training.num_minibatches,
+        "num_epochs": config.training.num_epochs,
     }
     # 2. The rule: strong keeps the global batch, weak that of one rank. Uneven shares are computed as one rank's.
     if shares:
@@ -49,7 +49,7 @@ def batch_shape(config: Config) -> BatchShape:
         env_shares=shares,
         num_shards=num_shards(config),
     )
-    return replace(shape, batch_envs=(config.ppo.rollouts_per_update or 0) * shape.local_num_envs)
+    return replace(shape, batch_envs=(config.training.rollouts_per_update or 0) * shape.local_num_envs)
 
 
 def _check_shares(config: Config, num_stepping: int) -> None:
@@ -57,7 +57,7 @@ def _check_shares(config: Config, num_stepping: int) -> None:
     world_size, num_envs = config.dist.world_size, config.env.num_envs
     if num_stepping > num_envs or num_envs % num_stepping == 0:
         subject = f"{num_stepping}, the ranks that step environments of dist.world_size={world_size},"
-        check_division(num_envs, config.ppo.rollout_steps, num_stepping, subject)
+        check_division(num_envs, config.training.rollout_steps, num_stepping, subject)
         return
     # Find nearby numbers of ranks with which the division works, for the message.
     possible = []
@@ -103,9 +103,10 @@ def check_topology(config: Config) -> None:
             f"{what} with distributed={dist.topology}, which steps environments by env.backend={backend}: "
             "leave one of them out"
         )
-    if config.ppo.rollouts_per_update is not None and not topology.own_pace:
+    training = config.training
+    if training.rollouts_per_update is not None and not topology.own_pace:
         raise ConfigError(
-            f"ppo.rollouts_per_update={config.ppo.rollouts_per_update} has no effect with distributed={dist.topology}, "
+            f"ppo.rollouts_per_update={training.rollouts_per_update} has no effect with distributed={dist.topology}, "
             "which learns from all rollouts: use distributed=async_actors, or leave it out"
         )
     roles = layout(config)

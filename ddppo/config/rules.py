@@ -146,7 +146,7 @@ _WITH_MEMORY = (  # topologies that carry a policy's recurrent state
 
 def check_memory(config: Config, shape: BatchShape) -> None:
     """Raise ConfigError if model.memory cannot be trained, or ppo.sequence_length is set without any memory."""
-    memory, length = getattr(config.model, "memory", "none"), config.ppo.sequence_length
+    memory, length = getattr(config.model, "memory", "none"), config.training.sequence_length
     if memory != "none":
         check_remembering(config, shape, f"model.memory={memory}")
     # Whether a user's own model remembers is known once it is built (launch/checks.py).
@@ -168,7 +168,7 @@ def check_remembering(config: Config, shape: BatchShape, setting: str) -> None:
     for name in sections():
         section(config, name).check_memory(setting)
     # Sequences divide a rollout, and a minibatch consists of whole sequences.
-    length, steps = config.ppo.sequence_length, shape.rollout_steps
+    length, steps = config.training.sequence_length, shape.rollout_steps
     if length is not None and steps % length:
         divisors = [n for n in range(1, steps + 1) if steps % n == 0]
         near = [*[n for n in divisors if n < length][-1:], *[n for n in divisors if n > length][:1]]
@@ -282,9 +282,9 @@ _EXAMPLE = "ppo.losses={still: {term: my_pkg.losses:still, coef: 0.01}}"
 def check_own(config: Config) -> None:
     """Raise ConfigError if ppo.losses or log.metrics are malformed."""
     _check_metrics(config)
-    for name, of_term in config.ppo.losses.items():
+    for name, of_term in config.training.losses.items():
         _check_term(name, of_term)
-    if config.ppo.losses and config.compile in ("on", "torch"):
+    if config.training.losses and config.compile in ("on", "torch"):
         raise ConfigError(
             f"compile={config.compile} with ppo.losses: terms of your own are computed by torch alone: use "
             "compile=auto"

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from omegaconf import MISSING
 
-from ddppo.config.algorithm_settings import AlgorithmSettings, PPOSettings
+from ddppo.config.algorithm_settings import PPOSettings, SurrogateSettings, TrainingSettings
 from ddppo.config.fields import setting
 from ddppo.config.model_settings import MlpSettings, ModelSettings
 from ddppo.errors import ConfigError
@@ -284,7 +284,7 @@ class LogConfig:
 class Config:
     env: EnvConfig = field(default_factory=EnvConfig)
     model: ModelSettings = field(default_factory=MlpSettings)
-    ppo: AlgorithmSettings = field(default_factory=PPOSettings)
+    ppo: SurrogateSettings = field(default_factory=PPOSettings)
     dist: DistSettings = field(default_factory=DistSettings)
     scaling: ScalingConfig = field(default_factory=ScalingConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
@@ -359,12 +359,17 @@ class Config:
         choices=("eval_return", "time_to_target"),
     )
 
+    @property
+    def training(self) -> TrainingSettings:
+        """The settings of the algorithm that trains. All code that is not PPO's own reads them here."""
+        return self.ppo
+
 
 # Groups of presets and the dataclass of their section, in the order of --help. Presets of `distributed` fill `dist`.
 SECTIONS = {
     "env": EnvConfig,
     "model": ModelSettings,
-    "ppo": AlgorithmSettings,
+    "ppo": SurrogateSettings,
     "distributed": DistSettings,
     "scaling": ScalingConfig,
 }

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ddppo.config.algorithm_settings import AlgorithmSettings, GrpoSettings, PPOSettings
+from ddppo.config.algorithm_settings import GrpoSettings, PPOSettings, SurrogateSettings
 from ddppo.config.fields import in_words
 from ddppo.config.model_settings import MODELS, MlpSettings, ModelSettings
 from ddppo.config.settings import DistSettings
@@ -102,7 +102,7 @@ SECTIONS_WITH_VARIANTS = {
         _topology_settings,
     ),
     "ppo": Variants(
-        AlgorithmSettings, "algorithm", "ppo.algorithm", lambda: _ALGORITHMS, _algorithm_settings
+        SurrogateSettings, "algorithm", "ppo.algorithm", lambda: _ALGORITHMS, _algorithm_settings
     ),
 }
 

@@ -132,7 +132,7 @@ def _check_stepping(config: Config, spec: EnvSpec, shape: BatchShape) -> None:
 
 def _check_normalized(config: Config, spec: EnvSpec) -> None:
     """Check that ppo.normalize_obs has observations to normalise."""
-    if config.ppo.normalize_obs and not any(leaf.is_float for leaf in leaves(spec.obs)):
+    if config.training.normalize_obs and not any(leaf.is_float for leaf in leaves(spec.obs)):
         what = "text; its tokens are names, not numbers"
         if not spec.is_text:
             what = "nothing but pixels, which are not normalised, for the model scales them"
@@ -159,14 +159,14 @@ def _check_networks(
         num_envs=shape.local_num_envs,
         ranks_here=local_world_size,
         overlaps_from=overlaps_from(config, local_world_size),
-        learning_rates=config.ppo.learning_rates,
+        learning_rates=config.training.learning_rates,
     )
     check_own_memory(config, spec, shape)
     loss_warning = None
-    if config.ppo.losses:
+    if config.training.losses:
         from ddppo.ppo.gradient_check import check_losses  # most runs have no loss terms of their own
 
-        loss_warning = check_losses(config.ppo.losses, spec, config.model, dtype)
+        loss_warning = check_losses(config.training.losses, spec, config.model, dtype)
     for warning in filter(None, (model_warning, loss_warning)):
         if shape.num_shards:
             raise ConfigError(f"dist.reduction=ordered: {warning}; or use dist.reduction=fast")
@@ -192,9 +192,9 @@ def check_own_memory(config: Config, spec: EnvSpec, shape: BatchShape) -> None:
     setting = f"model.name={config.model.name}"
     if model.state_size:
         check_remembering(config, shape, f"{setting}, which remembers")
-    elif config.ppo.sequence_length is not None:
+    elif config.training.sequence_length is not None:
         raise ConfigError(
-            f"ppo.sequence_length={config.ppo.sequence_length} has no effect with {setting}, which has no memory: "
+            f"ppo.sequence_length={config.training.sequence_length} has no effect with {setting}, which has no memory: "
             "leave it out"
         )
 

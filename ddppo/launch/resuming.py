@@ -80,10 +80,10 @@ def resumed(cfg: DictConfig, run_dir: Path, overrides: Sequence[str]) -> Config:
     _check_checkpoint(before, config, run_dir)
     summary = RunFolder(run_dir).summary()
     is_repeated = bool(RunFolder(run_dir).failed_after_training)
-    if summary is not None and summary["env_steps"] >= config.ppo.total_steps and not is_repeated:
+    if summary is not None and summary["env_steps"] >= config.training.total_steps and not is_repeated:
         raise ConfigError(
             f"the run in {run_dir} is complete at {summary['env_steps']} of ppo.total_steps="
-            f"{config.ppo.total_steps} steps: set a larger ppo.total_steps to go on"
+            f"{config.training.total_steps} steps: set a larger ppo.total_steps to go on"
         )
     return config
 
@@ -107,7 +107,7 @@ def begun_or_resumed(cfg: DictConfig, run_dir: Path) -> Config | None:
             "another hydra.run.dir, or give the settings of that run"
         )
     summary = folder.summary()
-    if summary is not None and summary["env_steps"] >= config.ppo.total_steps:
+    if summary is not None and summary["env_steps"] >= config.training.total_steps:
         return None
     _check_checkpoint(before, config, run_dir)
     resume = str(run_dir) if folder.has_checkpoint else None
@@ -143,7 +143,7 @@ def _check_checkpoint(before: Config, config: Config, run_dir: Path) -> None:
         sampler = make_sampler(config, policy.spec, new.num_envs)
         sampler.load(state_in(state, sampler))
         why = environments.missing(config, policy.spec, state)
-        is_over = state["env_steps"] >= config.ppo.total_steps  # only the summary is missing
+        is_over = state["env_steps"] >= config.training.total_steps  # only the summary is missing
         if why is not None and config.resume_state == "exact" and not is_over:
             raise ConfigError(
                 f"{path} does not hold the states of environments, for {why}: resume_state=approximate resumes from it "

@@ -185,7 +185,7 @@ def run(config: Config, run_dir: Path) -> int | None:
         # A rank may be lost after rank 0 wrote the summary, or while rank 0 evaluates: all steps are done then.
         if failed := folder.failed_after_training:
             raise AfterTrainingError(f"the run in {run_dir} is complete, but {failed}") from e
-        if isinstance(e, RankLost) and folder.is_trained(config.ppo.total_steps):
+        if isinstance(e, RankLost) and folder.is_trained(config.training.total_steps):
             raise TrainingError(f"{e}, which evaluates: all steps are done and saved") from e
         raise
     if failed := folder.failed_after_training:

@@ -82,8 +82,8 @@ def enter(run_dir: Path, config: Config) -> Entry:
     except RunFolderError as e:
         return Entry(remark=_set_aside(run_dir, str(e)))
     env_steps, other_versions = state["env_steps"], checkpoint.made_elsewhere(state)
-    remark = f"goes on at {env_steps:,} of {config.ppo.total_steps:,} steps"
-    if env_steps >= config.ppo.total_steps:
+    remark = f"goes on at {env_steps:,} of {config.training.total_steps:,} steps"
+    if env_steps >= config.training.total_steps:
         remark = "trained to its end already; its summary is written"
     return Entry(remark=f"{remark}; {other_versions}" if other_versions else remark)
 

@@ -57,7 +57,7 @@ def build(config: Config, group: Group, device: torch.device) -> RankContext:
 
     # 3. The model. Its initialisation follows from the seed, but machines may round it differently: rank 0's is taken.
     model = build_model(spec, config.model, config.seed, dtype).to(device)
-    obs_normalizer = ObsNormalizer(spec.obs, device, dtype) if config.ppo.normalize_obs else None
+    obs_normalizer = ObsNormalizer(spec.obs, device, dtype) if config.training.normalize_obs else None
     initial = None
     if config.init_from is not None and config.resume is None:
         initial = load_initial(config.init_from)
@@ -272,7 +272,7 @@ def _misfits_of_normalizers(config: Config, spec: EnvSpec, state: dict[str, Any]
         ("obs_moments", "normalize_obs", num_floats),
         ("return_moments", "normalize_rewards", None),
     ):
-        moments, is_wanted = state.get(key), getattr(config.ppo, setting)
+        moments, is_wanted = state.get(key), getattr(config.training, setting)
         if moments is not None and not is_wanted:
             misfits.append(f"{key}, which ppo.{setting}=false has no use for")
         elif moments is None and is_wanted:

@@ -166,11 +166,11 @@ def _compiled_step(context: RankContext, progress: TrainState) -> tuple[bool, St
 def _is_worth_compiling(context: RankContext, progress: TrainState) -> bool:
     """Return whether compile=auto compiles the step. The answer is the same on all ranks."""
     config, shape = context.config, context.shape
-    if config.compile == "off" or config.ppo.algorithm == "grpo" or config.ppo.losses:
+    if config.compile == "off" or config.ppo.algorithm == "grpo" or config.training.losses:
         return False
     if not context.model.compiles_by_itself or shape.num_shards:
         return False
-    iterations = -(-(config.ppo.total_steps - progress.env_steps) // shape.batch_size)
+    iterations = -(-(config.training.total_steps - progress.env_steps) // shape.batch_size)
     num_steps = iterations * shape.num_epochs * shape.num_minibatches
     # A resumed run that was compiled before goes on compiled, however few steps are left.
     return progress.compiled_from is not None or num_steps >= _PAYS_FROM_STEPS

@@ -66,7 +66,7 @@ class Loop:
     def run(self, stop: StopRequest) -> str:
         """Return how it ended: completed or stopped."""
         config, progress, saver = self.context.config, self.progress, self._checkpointer
-        total_steps = config.ppo.total_steps
+        total_steps = config.training.total_steps
         if progress.env_steps >= total_steps:  # a resumed run that lacks only its final evaluation or summary
             return self._finish(saver.unrecorded, stop)
         next_eval = _next_multiple(progress.env_steps, config.eval.every_steps)
@@ -124,7 +124,7 @@ class Loop:
 
         # 3. Learn.
         with clock.phase("learn"):
-            update = topology.learn(collected, iteration, progress.env_steps / config.ppo.total_steps)
+            update = topology.learn(collected, iteration, progress.env_steps / config.training.total_steps)
             results = self._episode_results(collected)
 
         # 4. Environments publish and receive; the task sampler learns from the episodes' results.

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ddppo.config.algorithm_settings import AlgorithmSettings
+from ddppo.config.algorithm_settings import SurrogateSettings
 from ddppo.ppo.normalization import moments
 from ddppo.ppo.rollout import Rollout
 
@@ -90,7 +90,7 @@ class Gae:
     learns_values = True
     reads_float64 = False  # rewards come in the type of values
 
-    def __init__(self, config: AlgorithmSettings, correction: str = "vtrace", *, num_shards: int = 1) -> None:
+    def __init__(self, config: SurrogateSettings, correction: str = "vtrace", *, num_shards: int = 1) -> None:
         self.config = config
         self.correction = correction
         self.num_shards = num_shards

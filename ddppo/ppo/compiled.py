@@ -21,7 +21,7 @@ import torch
 from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ddppo.config.algorithm_settings import AlgorithmSettings
+from ddppo.config.algorithm_settings import SurrogateSettings
 from ddppo.errors import in_one_line
 from ddppo.models.actor_critic import ActorCritic, EvaluateActions
 from ddppo.native.compiling import NotCompiled, cache_folder, processor
@@ -51,7 +51,7 @@ class CompiledStep:
 
     def __init__(
         self,
-        config: AlgorithmSettings,
+        config: SurrogateSettings,
         model: ActorCritic,
         parameters: torch.nn.Parameter,
         optimizer: torch.optim.Adam,

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ddppo.config.algorithm_settings import AlgorithmSettings
+from ddppo.config.algorithm_settings import SurrogateSettings
 from ddppo.config.model_settings import ModelSettings
 from ddppo.errors import ConfigError, TrainingError, in_one_line
 from ddppo.models.actor_critic import ActorCritic, random_obs
@@ -39,7 +39,7 @@ class HasGradient(Protocol):
         ...
 
 
-def agrees(step: HasGradient, spec: EnvSpec, model: ActorCritic, config: AlgorithmSettings) -> bool:
+def agrees(step: HasGradient, spec: EnvSpec, model: ActorCritic, config: SurrogateSettings) -> bool:
     """Return whether the gradient of `step` equals autograd's, up to rounding."""
     return worst_error(step, spec, model, config) <= _TOLERANCE[next(model.parameters()).dtype]
 
@@ -48,7 +48,7 @@ def worst_error(
     step: HasGradient,
     spec: EnvSpec,
     model: ActorCritic,
-    config: AlgorithmSettings,
+    config: SurrogateSettings,
     num_rows: int = _TRIED_ROWS,
 ) -> float:
     """Return the largest difference between the gradients of `step` and of autograd, relative to the largest component.

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from ddppo.collectives.group import Group
-from ddppo.config.algorithm_settings import AlgorithmSettings
+from ddppo.config.algorithm_settings import SurrogateSettings
 from ddppo.errors import NonFiniteError
 from ddppo.models.actor_critic import ActorCritic
 from ddppo.models.build import part_of
@@ -123,7 +123,7 @@ class Learner:
 
     def __init__(
         self,
-        config: AlgorithmSettings,
+        config: SurrogateSettings,
         shape: BatchShape,  # of the ranks that learn
         model: ActorCritic,
         sync: GradientSync,
@@ -440,7 +440,7 @@ def adam_state(optimizer: torch.optim.Adam, parameters: torch.nn.Parameter) -> l
     return [state["step"], state["exp_avg"], state["exp_avg_sq"]]
 
 
-def step_scale(model: torch.nn.Module, config: AlgorithmSettings) -> torch.Tensor | None:
+def step_scale(model: torch.nn.Module, config: SurrogateSettings) -> torch.Tensor | None:
     """Return the step size of each parameter relative to ppo.learning_rate `[num_parameters]`; None if all are 1."""
     if not config.learning_rates:
         return None
@@ -466,7 +466,7 @@ def scaled_step(parameters: torch.nn.Parameter, scale: torch.Tensor | None) -> I
 CLIP = 0  # the place of ppo.clip_coef in `constants`, which a schedule changes
 
 
-def constants(config: AlgorithmSettings, device: torch.device) -> torch.Tensor:
+def constants(config: SurrogateSettings, device: torch.device) -> torch.Tensor:
     """Return the settings that a compiled step reads, `[6]` float64."""
     values = [
         config.clip_coef,

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ddppo.config.algorithm_settings import AlgorithmSettings
+from ddppo.config.algorithm_settings import SurrogateSettings
 from ddppo.errors import ConfigError, TrainingError, in_one_line
 from ddppo.models.actor_critic import Obs
 from ddppo.models.distributions import ActionDistribution
@@ -40,7 +40,7 @@ STATISTICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fractio
 _KL_REFERENCE = "kl_reference"
 
 
-def statistic_names(config: AlgorithmSettings) -> tuple[str, ...]:
+def statistic_names(config: SurrogateSettings) -> tuple[str, ...]:
     """Return the metrics that a learner sums, in their order."""
     of_ppo = (*STATISTICS, _KL_REFERENCE) if config.kl_coef else STATISTICS
     return (*(f"train/{name}" for name in of_ppo), *(f"loss/{name}" for name in config.losses))
@@ -107,7 +107,7 @@ class Coefficients(NamedTuple):
     kl: float = 0.0  # of the divergence from the reference policy
 
     @classmethod
-    def of(cls, config: AlgorithmSettings) -> "Coefficients":
+    def of(cls, config: SurrogateSettings) -> "Coefficients":
         return cls(
             config.clip_coef, config.value_coef, config.entropy_coef, config.clip_value_coef, config.kl_coef
         )

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ddppo.config.algorithm_settings import AlgorithmSettings
+from ddppo.config.algorithm_settings import SurrogateSettings
 from ddppo.ppo.advantages import Estimates
 from ddppo.ppo.minibatches import EpochPlan, MinibatchSource, only
 from ddppo.ppo.normalization import Gather, ObsNormalizer, merge_moments, variance
@@ -41,7 +41,7 @@ def reduce_rollout_stats(
     rollout: Rollout,
     estimates: Estimates,
     plan: list[EpochPlan],
-    config: AlgorithmSettings,
+    config: SurrogateSettings,
     gather: Gather,
     *,
     num_shards: int,

@@ -106,7 +106,7 @@ class Recorder:
             0  # an earlier start wrote this iteration and its evaluation: do not write it again
         )
         env_steps, wall_s = resume_point.env_steps, resume_point.wall_s
-        is_resumed, is_over = resume_point.iteration > 0, env_steps >= config.ppo.total_steps
+        is_resumed, is_over = resume_point.iteration > 0, env_steps >= config.training.total_steps
         metrics_path = run_dir / "metrics.jsonl"
         if is_resumed:
             drop_after(metrics_path, resume_point.iteration)
@@ -119,7 +119,7 @@ class Recorder:
 
         # 2. The viewers.
         self._switched_off: set[str] = set()
-        self.display = make_display(config.log.progress, config.ppo.total_steps)
+        self.display = make_display(config.log.progress, config.training.total_steps)
         self.tensorboard: TensorBoardWriter | None = None
         if config.log.tensorboard:
             self._view("TensorBoard", self._open_tensorboard, env_steps if is_resumed else None, wall_s)

@@ -81,7 +81,7 @@ class RunFolder:
         """
         try:
             found = json.loads((self.path / "summary.json").read_text())
-            total_steps = self.config().ppo.total_steps
+            total_steps = self.config().training.total_steps
         except (OSError, ValueError, ConfigError):
             return None
         whole = isinstance(found, dict) and found.get("schema_version") == SCHEMA_VERSION
@@ -109,7 +109,7 @@ class RunFolder:
         """Whether the run was stopped in its final evaluation, after all its steps."""
         try:
             found = json.loads((self.path / "summary.json").read_text())
-            done, total = int(found["env_steps"]), self.config().ppo.total_steps
+            done, total = int(found["env_steps"]), self.config().training.total_steps
         except (OSError, ValueError, TypeError, KeyError, ConfigError):
             return False
         return found.get("status") == "stopped" and done >= total

@@ -26,14 +26,14 @@ def header(config: Config, shape: BatchShape, derived: Mapping[str, Any], width:
     derived: facts that only the process knows (num_parameters, device, ...), each a row of its own.
     """
     # Numbers of environments, of samples and of optimizer steps, each with its formula.
-    s, total = shape, config.ppo.total_steps
+    s, total = shape, config.training.total_steps
     num_updates = s.num_minibatches * s.num_epochs
     all_step = s.num_stepping in (0, s.world_size)
     steppers = f"W x E = {s.world_size}" if all_step else f"ranks that step x E = {s.num_stepping}"
     shares = " + ".join(map(str, s.env_shares)) or f"{steppers} x {s.local_num_envs}"
     # A rollout of whole episodes may end before T steps.
     at_least, at_most = ("at least ", "at most ") if derived.get("whole_episodes") else ("", "")
-    batch = f"{config.ppo.rollouts_per_update} x E" if s.batch_envs else "N"
+    batch = f"{config.training.rollouts_per_update} x E" if s.batch_envs else "N"
     rows = [
         ("task", f"{config.env.id}, seed {config.seed}"),
         ("length", f"{total:,} steps = {at_least}{-(-total // s.batch_size):,} iterations"),

@@ -95,7 +95,7 @@ class RankContext:
     def state_size(self) -> tuple[int, int]:
         """Sizes (C, S) of `Rollout.state` `[C, E, S]`: C stored states per environment, of S numbers each."""
         steps = self.shape.rollout_steps
-        return steps // (self.config.ppo.sequence_length or steps), self.model.state_size
+        return steps // (self.config.training.sequence_length or steps), self.model.state_size
 
     @property
     def max_restarts(self) -> int:
@@ -152,7 +152,7 @@ class RankContext:
             first_env=first_env,
             device=self.device,
             dtype=getattr(torch, self.config.dtype),
-            sequence_length=self.config.ppo.sequence_length,
+            sequence_length=self.config.training.sequence_length,
         )
         if self.shape.num_shards:  # dist.reduction=ordered
             collector.acting = ShardedActing(collector, self.shape.local_num_shards)

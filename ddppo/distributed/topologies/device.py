@@ -71,10 +71,10 @@ def _why_not_settings(config: Config, device: torch.device) -> str | None:
         return f"dist.threads_per_rank={dist.threads_per_rank}, but C++ uses 1 thread per rank"
     if dist.grad_sync == "ddp" and dist.world_size > 1:
         return "dist.grad_sync=ddp sums gradients inside torch's backward"
-    if config.ppo.learning_rates:
-        return f"ppo.learning_rates={config.ppo.learning_rates}, but C++ has one learning rate for all parameters"
-    if config.ppo.losses:
-        return f"ppo.losses={config.ppo.losses} are computed in torch"
+    if config.training.learning_rates:
+        return f"ppo.learning_rates={config.training.learning_rates}, but C++ has one learning rate for all parameters"
+    if config.training.losses:
+        return f"ppo.losses={config.training.losses} are computed in torch"
     if config.env.slow_ranks:
         return f"env.slow_ranks={config.env.slow_ranks} slows down steps in Python"
     return None

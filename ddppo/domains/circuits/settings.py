@@ -51,7 +51,7 @@ class GnnSettings(ModelSettings):
             )
 
     def check_run(self, config: Config, shape: BatchShape) -> None:
-        if config.ppo.normalize_obs:
+        if config.training.normalize_obs:
             raise ConfigError(
                 "ppo.normalize_obs=true with model.name=gnn: its observations are indices of gates and rules, which "
                 "must not be scaled: use ppo.normalize_obs=false"

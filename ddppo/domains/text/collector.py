@@ -87,10 +87,10 @@ class TextCollector:
     @staticmethod
     def check(config: Config, shape: BatchShape) -> None:
         """Raise ConfigError if a prompt can fill an episode, or if there are more minibatches than episodes."""
-        ppo, model = config.ppo, text_settings(config.model)
-        if model.obs_tokens >= ppo.rollout_steps:
+        num_tokens, model = config.training.rollout_steps, text_settings(config.model)
+        if model.obs_tokens >= num_tokens:
             raise ConfigError(
-                f"model.obs_tokens={model.obs_tokens} with ppo.rollout_steps={ppo.rollout_steps}, the tokens of an "
+                f"model.obs_tokens={model.obs_tokens} with ppo.rollout_steps={num_tokens}, the tokens of an "
                 "episode: a prompt may leave none to type: use a ppo.rollout_steps of at least "
                 f"{model.obs_tokens + model.turn_tokens}, or a smaller model.obs_tokens"
             )
@@ -110,7 +110,7 @@ class TextCollector:
         Args:
             first_env: global index of the first environment of `turns`.
         """
-        num_tokens, most = config.ppo.rollout_steps, model.most_tokens
+        num_tokens, most = config.training.rollout_steps, model.most_tokens
         # One position is kept free: the value of a truncated episode is read behind its last token.
         if most is not None and num_tokens >= most:
             raise ConfigError(

@@ -29,7 +29,7 @@ class TextSettings(ModelSettings):
     )
 
     def check_run(self, config: Config, shape: BatchShape) -> None:
-        if config.ppo.normalize_obs:
+        if config.training.normalize_obs:
             raise ConfigError(
                 f"ppo.normalize_obs=true with model.name={self.name}: tokens are names, not numbers: use "
                 "ppo.normalize_obs=false"

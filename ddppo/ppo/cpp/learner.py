@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ddppo.collectives.group import CollectiveTiming, Group, OrderedSum
-from ddppo.config.algorithm_settings import AlgorithmSettings
+from ddppo.config.algorithm_settings import SurrogateSettings
 from ddppo.models.actor_critic import flat_obs
 from ddppo.ppo.advantages import Estimates, Gae
 from ddppo.ppo.cpp.network import CppNetwork, library
@@ -49,7 +49,7 @@ class CppStep:
     def __init__(
         self,
         network: CppNetwork,
-        config: AlgorithmSettings,
+        config: SurrogateSettings,
         optimizer: torch.optim.Adam,
         group: Group,  # the ranks over which gradients are summed
         num_shards: int = 0,  # with dist.reduction=ordered, shards of this rank; else 0

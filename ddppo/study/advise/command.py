@@ -136,7 +136,7 @@ def _say_command(asked: Question, chosen: Candidate) -> None:
 def _bill(options: AdviseConfig, config: Config) -> text.Bill:
     """Return the steps that training needs: as given, as other runs needed, or ppo.total_steps. Raises ConfigError."""
     # A number, or a sweep folder.
-    given, steps = options.steps_to_target, float(config.ppo.total_steps)
+    given, steps = options.steps_to_target, float(config.training.total_steps)
     if given is not None:
         steps = float(written_out(given)) if written_out(given).isdigit() else _steps_of_runs(given, config)
     if not steps:

@@ -78,8 +78,8 @@ class AsyncLearner(Topology):
         self.sync = context.sync(self.learners)
         self.learner = context.learner(self.learners, self.sync)
         self._rewards: RewardsByActor | None = None
-        if config.ppo.normalize_rewards:
-            self._rewards = RewardsByActor(shape.local_num_envs, config.ppo.gamma, context.device)
+        if config.training.normalize_rewards:
+            self._rewards = RewardsByActor(shape.local_num_envs, config.training.gamma, context.device)
             self.learner.reward_normalizer = self._rewards
         reply = ParameterReply(context.parameters, context.obs_normalizer)
         self._actors = ActorConnections(context.group, context.layout.stepping, config.dist, reply)

@@ -106,7 +106,7 @@ class SearchSettings(SamplerSettings):
                 f"ppo.algorithm={config.ppo.algorithm} with {search}: a search gives all environments one order, and "
                 "needs no groups: use ppo.algorithm=ppo"
             )
-        if config.ppo.normalize_obs:
+        if config.training.normalize_obs:
             raise ConfigError(
                 f"ppo.normalize_obs=true with {search}: the running moments change with every trial, so that a kept "
                 "policy would see other observations than it learned from: use ppo.normalize_obs=false"
@@ -127,9 +127,9 @@ class SearchSettings(SamplerSettings):
                 f"{shape.num_envs} environments: use at least {shape.num_envs}"
             )
         total_steps = self.budget_episodes * shape.rollout_steps
-        if config.ppo.total_steps != total_steps:
+        if config.training.total_steps != total_steps:
             raise ConfigError(
-                f"ppo.total_steps={config.ppo.total_steps} is not search.budget_episodes * ppo.rollout_steps = "
+                f"ppo.total_steps={config.training.total_steps} is not search.budget_episodes * ppo.rollout_steps = "
                 f"{self.budget_episodes} * {shape.rollout_steps}: use ppo.total_steps={total_steps}"
             )
 

@@ -37,7 +37,7 @@ def make_sampler(config: Config, spec: EnvSpec, num_envs: int) -> "CurriculumSam
         )
     curriculum = make_curriculum(name, spec.tasks, **settings.settings)
     context = f"curriculum.name={settings.name}: {config.env.id}"
-    return CurriculumSampler(curriculum, config.seed, num_envs, config.ppo.group_size, context=context)
+    return CurriculumSampler(curriculum, config.seed, num_envs, config.training.group_size, context=context)
 
 
 class CurriculumSampler(GroupSampler):
