@@ -22,6 +22,7 @@ _PURPOSES = {
     "group": 7,
     "curriculum": 8,
     "search": 9,
+    "learn": 10,
 }
 
 

@@ -28,7 +28,7 @@ from ddppo.ppo.collector import Collector
 from ddppo.ppo.learner import GradientSync, Learner, Normalizers
 from ddppo.ppo.minibatches import MinibatchSource, outputs
 from ddppo.ppo.normalization import Gather, merge_moments
-from ddppo.ppo.rollout import FinishedEpisode, Rollout
+from ddppo.ppo.rollout import FinishedEpisode, Rollout, Transitions
 from ddppo.scaling import BatchShape
 from ddppo.spaces import each
 
@@ -45,7 +45,7 @@ class EpisodeCollector(Collector):
     whole_episodes = True
 
     @torch.inference_mode()
-    def collect(self, noise: np.ndarray) -> tuple[Rollout, list[FinishedEpisode]]:
+    def collect(self, noise: np.ndarray) -> tuple[Transitions, list[FinishedEpisode]]:
         self._begin(noise)
         ends: list[End] = []
         is_over = np.zeros(self.env.num_envs, dtype=bool)
@@ -65,7 +65,7 @@ class EpisodeCollector(Collector):
         self._check(ends)
         return self._finished(is_over, last)
 
-    def _finished(self, is_over: np.ndarray, last: np.ndarray) -> tuple[Rollout, list[FinishedEpisode]]:
+    def _finished(self, is_over: np.ndarray, last: np.ndarray) -> tuple[Transitions, list[FinishedEpisode]]:
         """Return the rollout of episodes that end in rows `last` `[E]`, and the episodes that were not lost."""
         envs, is_within = np.arange(self.env.num_envs), np.arange(self.rollout_steps)[:, None] <= last
         terminated, truncated, valid, episode_start = self.flags
@@ -87,6 +87,9 @@ class EpisodeCollector(Collector):
             )
             for i in np.flatnonzero(~is_lost).tolist()
         ]
+        episodes.sort(key=lambda e: (e.step, e.env_index))
+        if self.by_algorithm is not None:
+            return self._transitions(self.rollout_steps, self._final([]), torch.from_numpy(rewards)), episodes
         masks, _ = self._compute_logprobs(self.rollout_steps)
         no_values = torch.zeros_like(self.logprobs)
         flags = torch.from_numpy(self.flags).to(self.device)
@@ -104,7 +107,7 @@ class EpisodeCollector(Collector):
             action_mask=masks,
             raw_obs=each(lambda x: x[:-1], self.raw_obs),
         )
-        return rollout, sorted(episodes, key=lambda e: (e.step, e.env_index))
+        return rollout, episodes
 
 
 def _ended_in(t: int, ends: list[End]) -> list[int]:

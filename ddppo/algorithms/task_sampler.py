@@ -163,6 +163,12 @@ class TaskSampler:
         return SamplerRecords()
 
 
+class EpisodeSampler(TaskSampler):
+    """Whole episodes, each from a seed of its own."""
+
+    every_iteration = True
+
+
 class GroupSampler(TaskSampler):
     """Whole episodes in K groups of G, for GRPO: environment i is in group i // G, and a group has one seed.
 
@@ -198,10 +204,11 @@ def make_sampler(config: Config, spec: EnvSpec, num_envs: int) -> TaskSampler:
     if asked:
         sampler: TaskSampler = imported(makers[asked[0]])(config, spec, num_envs)
         return sampler
-    # 2. Groups of episodes for GRPO and text; 3. one seed per environment.
-    if collects_whole_episodes(config, spec):
+    # 2. Whole episodes: in groups of one seed, or each from a seed of its own. 3. Else episodes go on and on.
+    handed_over = "groups" if spec.is_text else whole_episodes(config)
+    if handed_over == "groups":
         return GroupSampler(config.seed, num_envs, config.training.group_size)
-    return TaskSampler(config.seed)
+    return TaskSampler(config.seed) if handed_over is None else EpisodeSampler(config.seed)
 
 
 def state_in(checkpoint: Mapping[str, Any], sampler: TaskSampler) -> dict[str, Any] | None:
@@ -214,7 +221,13 @@ def state_in(checkpoint: Mapping[str, Any], sampler: TaskSampler) -> dict[str, A
 
 def collects_whole_episodes(config: Config, spec: EnvSpec) -> bool:
     """Return whether an iteration is one whole episode of every environment, in groups of one task."""
-    return config.ppo.algorithm == "grpo" or spec.is_text
+    return spec.is_text or whole_episodes(config) is not None
+
+
+def whole_episodes(config: Config) -> str | None:
+    """Return "episodes" or "groups" if the algorithm learns from whole episodes, else None."""
+    found: str | None = imported("ddppo.algorithms.build:whole_episodes")(config)  # imports torch
+    return found
 
 
 def check_whole_episodes(config: Config, shape: BatchShape, spec: EnvSpec) -> None:

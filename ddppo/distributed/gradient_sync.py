@@ -32,6 +32,7 @@ Two things are called ddp. distributed=ddp is the topology of W equal workers (t
 import hashlib
 import inspect
 import time
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -66,16 +67,40 @@ class FlatParameters:
             # From here on the model reads and writes the vectors. Backward adds into `gradient`, because it keeps a
             # gradient tensor that exists.
             offset = 0
-            for p in parameters:
+            self._ranges: dict[str, tuple[int, int]] = {}  # of each parameter, by name
+            for name, p in model.named_parameters():
                 end = offset + p.numel()
+                self._ranges[name] = (offset, end)
                 p.data = self.vector.data[offset:end].view_as(p)
                 p.grad = self.gradient[offset:end].view_as(p)
                 offset = end
 
-    def digest(self) -> str:
-        """Return a hash of the parameters' bytes. Ranks compare it: replicas are equal to the bit, or the run stops."""
-        data = self.vector.detach().cpu().numpy().tobytes()
-        return hashlib.blake2b(data, digest_size=16).hexdigest()
+    def slices(self, prefixes: Sequence[str]) -> list[tuple[int, int]]:
+        """Return the slices (start, end) of the vectors that hold the parameters with these prefixes, ascending.
+
+        A prefix is a whole name or ends at a dot of one: "critic" is critic.0.weight's, and not critic2.weight's.
+        """
+        found: list[tuple[int, int]] = []
+        for name, (start, end) in self._ranges.items():
+            if not any(prefix in ("", name) or name.startswith(f"{prefix}.") for prefix in prefixes):
+                continue
+            if found and found[-1][1] == start:
+                found[-1] = (found[-1][0], end)
+            else:
+                found.append((start, end))
+        return found
+
+    def digest(self, prefixes: Sequence[str] = ("",), also: Iterable[torch.Tensor] = ()) -> str:
+        """Return a hash of the bytes of the parameters with these prefixes, and of other tensors.
+
+        Ranks compare it: replicas are equal to the bit, or the run stops.
+        """
+        found = hashlib.blake2b(digest_size=16)
+        for start, end in self.slices(prefixes):
+            found.update(self.vector.detach()[start:end].cpu().numpy().tobytes())
+        for x in also:
+            found.update(x.detach().cpu().numpy().tobytes())
+        return found.hexdigest()
 
 
 # -- Three ways to sum gradients (`GradientSync`, ppo/learner.py). `RankContext.sync` chooses one.

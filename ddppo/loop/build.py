@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ddppo.algorithms.build import build_networks, make_algorithm
 from ddppo.algorithms.task_sampler import make_sampler
 from ddppo.collectives.group import Group
 from ddppo.config import rank_rules, rules
@@ -27,7 +28,6 @@ from ddppo.envs.make import choose_backend
 from ddppo.envs.meaning import differences
 from ddppo.envs.probing.probe import probe
 from ddppo.errors import ConfigError, RunFolderError, in_one_line
-from ddppo.models.build import build_model
 from ddppo.models.cnn import images_in
 from ddppo.plugins import imported
 from ddppo.ppo.cpp.network import why_not_cpp
@@ -56,7 +56,7 @@ def build(config: Config, group: Group, device: torch.device) -> RankContext:
         env_config = choose_backend(config.env, spec, num_envs or shape.local_num_envs, cores)
 
     # 3. The model. Its initialisation follows from the seed, but machines may round it differently: rank 0's is taken.
-    model = build_model(spec, config.model, config.seed, dtype).to(device)
+    model = build_networks(config, spec).to(device)
     obs_normalizer = ObsNormalizer(spec.obs, device, dtype) if config.training.normalize_obs else None
     initial = None
     if config.init_from is not None and config.resume is None:
@@ -80,6 +80,7 @@ def build(config: Config, group: Group, device: torch.device) -> RankContext:
         parameters,
         obs_normalizer,
         sampler,
+        make_algorithm(config, spec, model),
     )
     topology = topology_of(topology_spec)(context)
     if initial is not None:
@@ -185,7 +186,13 @@ def fingerprint(context: RankContext) -> float:
     """
     if context.group.rank not in context.eval_ranks:
         return math.nan
-    digest = context.parameters.digest()
+    algorithm, eval_ranks = context.algorithm, context.eval_ranks
+    if algorithm is None:
+        digest = context.parameters.digest()
+    elif set(eval_ranks) <= set(context.layout.learning):
+        digest = context.parameters.digest(also=algorithm.kept.values())
+    else:  # actors have no more than acting needs
+        digest = context.parameters.digest(algorithm.synchronised)
     if context.sampler.name:
         digest = context.sampler.digest(digest)
     return int(digest[:12], 16)
@@ -208,7 +215,7 @@ def warning_of_initial(config: Config, spec: EnvSpec) -> str | None:
     if config.init_from is None or config.resume is not None:
         return None
     state = load_initial(config.init_from)
-    model = build_model(spec, config.model, config.seed, getattr(torch, config.dtype))
+    model = build_networks(config, spec)
     own, other = model.state_dict(), state["model"]
     fits = _fitting(model, state)
 

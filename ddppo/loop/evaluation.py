@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ddppo.algorithms.build import build_networks
 from ddppo.collectives.group import gather_bytes
 from ddppo.config.settings import Config
 from ddppo.distributed.join import resolve_device
@@ -38,7 +39,6 @@ from ddppo.errors import (
 )
 from ddppo.files import move_aside, stored
 from ddppo.models.actor_critic import ActorCritic, raw_dtype
-from ddppo.models.build import build_model
 from ddppo.models.distributions import ActionDistribution
 from ddppo.plugins import added, imported
 from ddppo.ppo.normalization import ObsNormalizer
@@ -156,7 +156,7 @@ def load_policy(config: Config, state: dict[str, Any]) -> Policy:
             f"{config.env.id} is not the task that the checkpoint of iteration {state['iteration']} was trained on: "
             f"{'; '.join(found)}: make it as it was, or add other_spaces=true if this is meant"
         )
-    model = build_model(spec, config.model, config.seed, dtype).to(device)
+    model = build_networks(config, spec).to(device)
     try:
         model.load_state_dict(state["model"])
     except RuntimeError as e:  # torch's message has a line for every parameter

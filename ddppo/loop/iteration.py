@@ -112,6 +112,9 @@ class Loop:
         group.begin(iteration)
 
         # 1. Collect T steps of every environment.
+        share_done = progress.env_steps / config.training.total_steps
+        if context.algorithm is not None:
+            context.algorithm.progress = share_done
         with clock.phase("rollout"):
             if sampler.every_iteration:  # of whole episodes: each iteration begins new ones
                 topology.reset(sampler.sample(iteration))
@@ -124,7 +127,7 @@ class Loop:
 
         # 3. Learn.
         with clock.phase("learn"):
-            update = topology.learn(collected, iteration, progress.env_steps / config.training.total_steps)
+            update = topology.learn(collected, iteration, share_done)
             results = self._episode_results(collected)
 
         # 4. Environments publish and receive; the task sampler learns from the episodes' results.

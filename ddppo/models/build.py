@@ -1,6 +1,7 @@
 """From settings to a model: one of ours, one of a plugin, or a user's own class by its import path."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -38,12 +39,8 @@ def build_model(spec: EnvSpec, config: ModelSettings, seed: int, dtype: torch.dt
         raise ConfigError(
             f"model.pixel_max={config.pixel_max} has no effect: the task observes no image of uint8; leave it out"
         )
-    threads = torch.get_num_threads()
-    # Orthogonal initialisation rounds differently with the number of threads, which depends on W: use one thread.
-    torch.set_num_threads(1)
     try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derived_seed(seed, "model"))
+        with seeded(seed):
             return kind(spec, config).to(dtype)
     except ConfigError:
         raise
@@ -51,6 +48,18 @@ def build_model(spec: EnvSpec, config: ModelSettings, seed: int, dtype: torch.dt
         raise ConfigError(
             f"model.name={config.name}: {kind.__name__}.__init__ raised {in_one_line(e)}"
         ) from e
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed torch's generator within the context, so that initial parameters depend on the run's seed alone."""
+    threads = torch.get_num_threads()
+    # Orthogonal initialisation rounds differently with the number of threads, which depends on W: use one thread.
+    torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derived_seed(seed, "model"))
+            yield
     finally:
         torch.set_num_threads(threads)
 

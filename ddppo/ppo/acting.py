@@ -1,6 +1,6 @@
-"""How a collector calls its model: in PyTorch for all environments at once, or shard by shard.
+"""How a collector acts: PPO in PyTorch for all environments at once or shard by shard, or by another algorithm's `act`.
 
-The third way is `CppActing` (cpp/network.py). A collector has one of them, chosen before the first iteration.
+PPO's third way is `CppActing` (cpp/network.py). A collector has one of them, chosen before the first iteration.
 """
 
 from typing import TYPE_CHECKING, Any, Protocol
@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
+from ddppo.errors import TrainingError
 from ddppo.models.actor_critic import Obs
 from ddppo.spaces import each, zipped
 
 if TYPE_CHECKING:
+    from ddppo.algorithms.contract import Acted, Algorithm
     from ddppo.ppo.collector import Collector
 
 # The most rows, and numbers in them, of one forward pass for values. They bound memory and do not change results.
@@ -181,3 +183,99 @@ def _own(row: Obs, envs: slice) -> Any:
 def _of_rows(x: Obs, envs: slice) -> Any:
     """Return a contiguous copy of some environments' part of rows `[T, E, ...]`."""
     return each(lambda part: part[:, envs].clone(memory_format=torch.contiguous_format), x)
+
+
+# -- Acting by an algorithm of its own.
+
+
+class AlgorithmActing:
+    """Fills the rows of a collector's buffers by `Algorithm.act`, with what it records beside the actions."""
+
+    def __init__(self, collector: "Collector", algorithm: "Algorithm") -> None:
+        self.collector = collector
+        self.algorithm = algorithm
+        self.extras: dict[str, torch.Tensor] = {}  # [T, E, ...], allocated at the first step
+        self.memory: torch.Tensor | None = None  # [E, S] before the row that is acted on next
+        if size := algorithm.model.state_size:
+            self.memory = collector.logprobs.new_zeros(collector.env.num_envs, size)
+        self._noise = torch.empty(0)
+
+    def reset(self) -> None:
+        """Forget: every environment begins a new episode."""
+        if self.memory is not None:
+            self.memory.zero_()
+
+    def begin(self, noise: np.ndarray) -> None:
+        self._noise = torch.from_numpy(noise).to(self.collector.logprobs.dtype)
+
+    def act(self, t: int) -> None:
+        c = self.collector
+        mask = c.mask_rows[t].to(c.device) if c.mask_rows is not None else None
+        if self.memory is not None and t > 0:
+            terminated, truncated, valid = c.flags[:3, t - 1]
+            self.memory[torch.from_numpy(terminated | truncated | ~valid)] = 0
+        elif self.memory is not None:
+            self.memory[torch.from_numpy(c.starts)] = 0
+        acted = self.algorithm.act(c.obs_rows[t], mask, self._noise[t], self.memory)
+        self.record(acted, t, slice(None))
+        self.memory = acted.memory
+
+    def act_for(self, t: torch.Tensor, envs: torch.Tensor, obs: Obs, mask: torch.Tensor | None) -> np.ndarray:
+        """Act for environments `[n]` that are in rows t `[n]` of their own; return their actions."""
+        memory = None
+        if self.memory is not None:
+            c, rows, columns = self.collector, t.numpy(), envs.numpy()
+            terminated, truncated, valid = c.flags[:3, rows - 1, columns]
+            starts = np.where(rows > 0, terminated | truncated | ~valid, c.starts[columns])
+            memory = self.memory[envs].masked_fill(torch.from_numpy(starts).unsqueeze(1), 0)
+        acted = self.algorithm.act(obs, mask, self._noise[t, envs], memory)
+        self.record(acted, t, envs)
+        if self.memory is not None:
+            assert acted.memory is not None
+            self.memory[envs] = acted.memory
+        return self.collector.np_actions[t.numpy(), envs.numpy()]
+
+    def record(self, acted: "Acted", t: Any, envs: Any) -> None:
+        """Store actions and extras of environments `envs` in row t, or in rows t of each."""
+        c = self.collector
+        if acted.extras.keys() != self.extras.keys():
+            self._allocate(acted)
+        c.cpu_actions[t, envs] = acted.actions.to(c.cpu_actions)
+        for name, x in acted.extras.items():
+            self.extras[name][t, envs] = x
+
+    def _allocate(self, acted: "Acted") -> None:
+        if self.extras:
+            raise TrainingError(
+                f"{type(self.algorithm).__name__}.act recorded {sorted(self.extras)}, and now {sorted(acted.extras)}: "
+                "it must record the same extras in every call"
+            )
+        size = (self.collector.rollout_steps, self.collector.env.num_envs)
+        with torch.inference_mode(mode=False):  # learning differentiates through what is computed from them
+            self.extras = {
+                name: torch.zeros(*size, *x.shape[1:], dtype=x.dtype, device=x.device)
+                for name, x in acted.extras.items()
+            }
+
+    def write_logprobs(self, num_rows: int, mask: torch.Tensor | None) -> torch.Tensor | None:
+        raise AssertionError("only PPO and GRPO record log-probabilities")
+
+    def state_values(self, obs: Obs, num_rows: int) -> torch.Tensor:
+        raise AssertionError("only PPO records values")
+
+    def final_values(self, obs: Obs, envs: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("only PPO records values")
+
+    def successors(self, num_rows: int, final_obs: Obs | None, ends: torch.Tensor) -> dict[str, Any]:
+        """Return the fields of `Transitions` that name the successors, or none if the algorithm needs none."""
+        c = self.collector
+        if not self.algorithm.needs_successors:
+            return {}
+        if final_obs is None:  # no episode ended
+            final_obs = each(lambda x: x[0, :0], c.obs)
+        return {
+            "last_obs": each(lambda x: x[num_rows].clone(), c.obs),
+            "last_mask": None if c.masks is None else c.masks[num_rows].to(c.device),
+            "final_obs": final_obs,
+            "ends": ends,
+        }

@@ -6,7 +6,7 @@ whole rollout is one call of C++ (`CppRollout`, cpp/rollout.py).
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,12 +14,15 @@ import torch
 from ddppo.envs.backends.classic_cpp import CppEnvs
 from ddppo.envs.vec_env import End, ObsArrays, Options, VecEnv, check_finite, check_masks
 from ddppo.models.actor_critic import ActorCritic, Obs, raw_dtype, tensor_dtype
-from ddppo.ppo.acting import Acting, EagerActing
+from ddppo.ppo.acting import Acting, AlgorithmActing, EagerActing
 from ddppo.ppo.cpp.network import CppActing, CppNetwork
 from ddppo.ppo.cpp.rollout import CppRollout
 from ddppo.ppo.normalization import ObsNormalizer
-from ddppo.ppo.rollout import Cut, FinishedEpisode, RecurrentState, Rollout, count_
+from ddppo.ppo.rollout import Cut, FinishedEpisode, RecurrentState, Rollout, Transitions, count_
 from ddppo.spaces import ArraySpec, EnvSpec, each, leaves, zipped
+
+if TYPE_CHECKING:
+    from ddppo.algorithms.contract import Algorithm
 
 # -- The arrays of a rollout, allocated once.
 
@@ -157,6 +160,9 @@ class Collector(RolloutBuffers):
         self.cut: Cut | None = None  # may end the next rollout early, with as many rows as it has then
         self.acting: Acting = EagerActing(self)
         self._cpp_rollout: CppRollout | None = None
+        self.by_algorithm: AlgorithmActing | None = (
+            None  # the acting, for another algorithm than PPO and GRPO
+        )
         self._num_steps = 0  # of each environment before this rollout
         self._num_taken = 0  # in this rollout
         # (row, environment) of lost lives, which end no episode.
@@ -169,6 +175,11 @@ class Collector(RolloutBuffers):
         else:
             self.acting = CppActing(self, network)
 
+    def use_algorithm(self, algorithm: "Algorithm") -> None:
+        """Act by the algorithm's `act` from the next rollout on, instead of as PPO does."""
+        self.memory = None  # the acting keeps it
+        self.acting = self.by_algorithm = AlgorithmActing(self, algorithm)
+
     def reset(self, seeds: Sequence[int], options: Options | None = None) -> None:
         """Reset every environment with its own seed, and with its own options if there are any."""
         obs, mask = self.env.reset(list(seeds), options if options and any(options) else None)
@@ -177,12 +188,14 @@ class Collector(RolloutBuffers):
         self._receive(self.rollout_steps, obs, mask)
         if self.memory is not None:
             self.memory.reset()
+        if self.by_algorithm is not None:
+            self.by_algorithm.reset()
         self.starts[:] = True
         self.returns[:] = 0
         self.lengths[:] = 0
 
     @torch.inference_mode()
-    def collect(self, noise: np.ndarray) -> tuple[Rollout, list[FinishedEpisode]]:
+    def collect(self, noise: np.ndarray) -> tuple[Transitions, list[FinishedEpisode]]:
         """Step T times with action noise `[T, E, num_noise]`, or until cut; return the rollout and finished episodes.
 
         Raises EnvError if an environment fails, or returned NaN, infinity or a mask without choices.
@@ -268,11 +281,9 @@ class Collector(RolloutBuffers):
 
     # -- The end of a rollout.
 
-    def _finish(self, ends: list[End]) -> Rollout:
-        """Compute log-probabilities and values of the rows taken, and return the rollout."""
+    def _finish(self, ends: list[End]) -> Transitions:
+        """Return the rollout of the rows taken. For PPO, compute its log-probabilities and values."""
         taken = self._num_taken
-        masks, action_values = self._compute_logprobs(taken)
-
         # An episode starts in the row after an end, or after the pseudo-step that reset it.
         terminated, truncated, valid, episode_start = self.flags[:, :taken]
         starts = terminated | truncated | ~valid
@@ -280,8 +291,11 @@ class Collector(RolloutBuffers):
         episode_start[1:] = starts[:-1]
         episode_start &= valid
         self.starts[:] = starts[-1]
+        if self.by_algorithm is not None:
+            return self._transitions(taken, self._final(ends), torch.from_numpy(self.rewards[:taken]))
 
         # Values of observations 0 to T. The value of the next observation bootstraps a row ...
+        masks, action_values = self._compute_logprobs(taken)
         first = 0 if self.acted_values is None else taken
         values = self.acting.state_values(each(lambda x: x[first : taken + 1], self.obs), taken + 1 - first)
         if self.acted_values is not None:
@@ -290,16 +304,8 @@ class Collector(RolloutBuffers):
         # ... unless the episode ended there: the next observation belongs to another episode, and the value of the
         # final observation takes its place. GAE ignores it for a terminated row and bootstraps a truncated one.
         if ends:
-            steps = torch.from_numpy(np.repeat([t for t, _, _ in ends], [len(i) for _, i, _ in ends]))
-            envs = torch.from_numpy(np.concatenate([i for _, i, _ in ends]))
-            like = self.obs if self.normalizer is None else self.raw_obs
-            final_obs = each(
-                lambda obs, *parts: torch.from_numpy(np.concatenate(parts)).to(self.device, obs.dtype),
-                like,
-                *(o for _, _, o in ends),
-            )
-            if self.normalizer is not None:
-                final_obs = self.normalizer(final_obs)
+            final_obs, at = self._final(ends)
+            steps, envs = at.unbind(dim=1)
             final_values = self.acting.final_values(final_obs, envs)
             next_values[steps.to(self.device), envs.to(self.device)] = final_values
 
@@ -318,6 +324,47 @@ class Collector(RolloutBuffers):
             action_mask=masks,
             raw_obs=each(lambda x: x[:taken], self.raw_obs),
             state=None if self.memory is None else self.memory.kept,
+        )
+
+    def _final(self, ends: list[End]) -> tuple[Any, torch.Tensor]:
+        """Return final observations `[n, *shape]` as the policy sees them, and their rows and columns `[n, 2]`."""
+        if not ends:
+            return None, torch.zeros(0, 2, dtype=torch.int64)
+        steps = torch.from_numpy(np.repeat([t for t, _, _ in ends], [len(i) for _, i, _ in ends]))
+        envs = torch.from_numpy(np.concatenate([i for _, i, _ in ends]))
+        like = self.obs if self.normalizer is None else self.raw_obs
+        final_obs = each(
+            lambda obs, *parts: torch.from_numpy(np.concatenate(parts)).to(self.device, obs.dtype),
+            like,
+            *(o for _, _, o in ends),
+        )
+        if self.normalizer is not None:
+            final_obs = self.normalizer(final_obs)
+        return final_obs, torch.stack([steps, envs], dim=1)
+
+    def _transitions(
+        self,
+        num_rows: int,
+        final: tuple[Any, torch.Tensor],  # as `_final` returns them
+        rewards: torch.Tensor,  # [T, E] float64
+    ) -> Transitions:
+        """Return the first rows as an algorithm gets them that is neither PPO nor GRPO."""
+        assert self.by_algorithm is not None
+        if self.actions is not self.cpu_actions:
+            self.actions.copy_(self.cpu_actions)
+        flags = torch.from_numpy(self.flags[:, :num_rows]).to(self.device)
+        return Transitions(
+            obs=each(lambda x: x[:num_rows], self.obs),
+            actions=self.actions[:num_rows],
+            rewards=rewards.to(self.device),
+            terminated=flags[0],
+            truncated=flags[1],
+            valid=flags[2],
+            episode_start=flags[3],
+            action_mask=self.masks[:num_rows].to(self.device) if self.masks is not None else None,
+            raw_obs=each(lambda x: x[:num_rows], self.raw_obs),
+            extras={name: x[:num_rows] for name, x in self.by_algorithm.extras.items()},
+            **self.by_algorithm.successors(num_rows, *final),
         )
 
     def _compute_logprobs(self, num_rows: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:

@@ -238,8 +238,32 @@ class Learner:
             metrics={**estimates.metrics, **self.guard.metrics},
         )
 
-    def adam_state(self) -> list[torch.Tensor]:
+    def carried(self) -> list[torch.Tensor]:
+        """Return the tensors beside the parameters that an update changes: Adam's number of steps and moments."""
         return adam_state(self.optimizer, self.parameters)
+
+    def state(self) -> dict[str, Any]:
+        """Return tensors and plain values for a checkpoint."""
+        state = {
+            "optimizer": self.optimizer.state_dict(),
+            "learning_rate": self.learning_rate,
+            "nonfinite": self.guard.state(),
+        }
+        if self.reward_normalizer is not None:
+            state["return_moments"] = self.reward_normalizer.state
+        if self.reference is not None:
+            state["reference"] = self.reference.vector
+        return state
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continue from the value of `state`."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.learning_rate = state["learning_rate"]
+        self.guard.load(state.get("nonfinite", [0, 0, 0]))
+        if self.reward_normalizer is not None:
+            self.reward_normalizer.state = state["return_moments"]
+        if self.reference is not None:
+            self.reference.vector.copy_(state["reference"])
 
     # -- 1. Schedules.
 

@@ -12,12 +12,27 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from ddppo.ppo.learner import Learner
+    import torch
+
+    from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer
+
+
+class UndoableLearner(Protocol):
+    """A learner of PPO, or of another algorithm."""
+
+    parameters: "torch.nn.Parameter"
+    learning_rate: float
+    obs_normalizer: "ObsNormalizer | None"
+
+    @property
+    def reward_normalizer(self) -> "RewardNormalizer | None": ...
+
+    def carried(self) -> "list[torch.Tensor]": ...
 
 
 class UpdateNotFinite(Exception):
@@ -84,13 +99,14 @@ class NonFiniteGuard:
         self.skipped, self.in_row, self.restored = state
 
 
-def snapshot(learner: "Learner") -> Callable[[], None]:
+def snapshot(learner: UndoableLearner) -> Callable[[], None]:
     """Copy what an update changes, and return a function that undoes the update.
 
-    That is the parameters, Adam's steps and moments, the normalisers' moments and the step size. The discounted
+    That is the parameters, Adam's steps and moments, tensors that an algorithm keeps, the normalisers' moments and the
+    step size. The discounted
     returns under way are not restored: they belong to the environments, which have stepped on.
     """
-    changing = [learner.parameters.data, *learner.adam_state()]
+    changing = [learner.parameters.data, *learner.carried()]
     copies = [x.clone() for x in changing]
     learning_rate, obs, rewards = learner.learning_rate, learner.obs_normalizer, learner.reward_normalizer
     obs_state = None if obs is None else obs.state
@@ -108,7 +124,7 @@ def snapshot(learner: "Learner") -> Callable[[], None]:
     return undo
 
 
-def all_finite(learner: "Learner") -> bool:
+def all_finite(learner: UndoableLearner) -> bool:
     """Return whether the parameters and the normalisers' moments are finite."""
     found = [learner.parameters.data]
     found += [n.state for n in (learner.obs_normalizer, learner.reward_normalizer) if n is not None]

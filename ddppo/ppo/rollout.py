@@ -1,4 +1,4 @@
-"""What a rank collected in one iteration: the `Rollout`, and the state that is kept between rollouts.
+"""What a rank collected in one iteration: `Transitions` or PPO's `Rollout`, and the state kept between rollouts.
 
 All tensors are time-major: T = rollout_steps rows, E = local_num_envs columns. This file is the one place that says
 their shapes.
@@ -6,26 +6,23 @@ their shapes.
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from ddppo.models.actor_critic import ActorCritic, Obs
+from ddppo.spaces import each
 
 
-@dataclass(frozen=True, slots=True)
-class Rollout:
-    """T steps of E environments. The next rollout reuses the tensors."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transitions:
+    """T steps of E environments, as any algorithm learns from them. The next rollout reuses the tensors."""
 
-    obs: Obs  # [T, E, *shape] as the policy saw them: normalised, if ppo.normalize_obs
+    obs: Obs  # [T, E, *shape] as the policy saw them: normalised, with normalize_obs=true
     actions: torch.Tensor  # [T, E, *action.shape]
-    logprobs: torch.Tensor  # [T, E] log pi(action), by the policy that acted
-    values: torch.Tensor  # [T, E] V(obs)
-    # [T, E] V of the true successor: of the final observation where an episode ended.
-    next_values: torch.Tensor
-    rewards: torch.Tensor  # [T, E] in the type of values; float64 if whole episodes are collected
+    rewards: torch.Tensor  # [T, E] in the type of the parameters; float64 if whole episodes are collected
     terminated: torch.Tensor  # [T, E] bool: the episode ended in a terminal state, which has no value
     truncated: torch.Tensor  # [T, E] bool: the episode was cut, by a time limit for example
     # [T, E] bool: False on autoreset pseudo-steps, which are never learned from or counted.
@@ -33,10 +30,41 @@ class Rollout:
     episode_start: torch.Tensor  # [T, E] bool: the first step of an episode
     action_mask: torch.Tensor | None  # [T, E, mask_size] bool; None without masks
     raw_obs: Obs  # [T, E, *shape] as the task returned them; shares memory with obs if the two are equal
-    # [T, E] pi(a) / mu(a) if an older policy mu acted, and logprobs and values are those of pi; None if pi acted.
-    ratios: torch.Tensor | None = None
     # [E] of whole episodes: 1 or 0, whether the goal was achieved; NaN if unknown. None if the task never says.
     achieved: torch.Tensor | None = None
+    extras: dict[str, torch.Tensor] = field(default_factory=dict)  # [T, E, ...] that `Algorithm.act` recorded
+    # Successors, for an algorithm that needs them, else None. The successor of step (t, i) is obs[t + 1, i], or
+    # last_obs[i] after the last row; where an episode ended it is the final observation of that episode.
+    last_obs: Obs | None = None  # [E, *shape]
+    last_mask: torch.Tensor | None = None  # [E, mask_size] of last_obs
+    final_obs: Obs | None = None  # [n, *shape] final observations, in the order of `ends`
+    ends: torch.Tensor | None = None  # [n, 2] int64: rows and columns of the steps in which episodes ended
+
+    def successors(self) -> Obs:
+        """Return the true successor of every step `[T, E, *shape]`."""
+        assert self.last_obs is not None, "the algorithm has needs_successors=False"
+        assert self.final_obs is not None
+        assert self.ends is not None
+        ends = self.ends
+
+        def of(obs: torch.Tensor, last: torch.Tensor, final: torch.Tensor) -> torch.Tensor:
+            found = torch.cat([obs[1:], last.unsqueeze(0)])
+            found[ends[:, 0], ends[:, 1]] = final
+            return found
+
+        return each(of, self.obs, self.last_obs, self.final_obs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout(Transitions):
+    """What PPO and GRPO learn from: transitions, with the policy's probabilities and values of states."""
+
+    logprobs: torch.Tensor  # [T, E] log pi(action), by the policy that acted
+    values: torch.Tensor  # [T, E] V(obs)
+    # [T, E] V of the true successor: of the final observation where an episode ended.
+    next_values: torch.Tensor
+    # [T, E] pi(a) / mu(a) if an older policy mu acted, and logprobs and values are those of pi; None if pi acted.
+    ratios: torch.Tensor | None = None
     # [C, E, S] state of a model with memory before rows 0, T / C, 2 T / C, ...; None without memory.
     state: torch.Tensor | None = None
     # Text: obs and actions are tokens, row l describes the choice of token l + 1, and valid rows are those that the
@@ -74,7 +102,7 @@ class RolloutCollector(Protocol):
         """Start an episode in every environment, each from its own seed and with its own options, if any."""
         ...
 
-    def collect(self, noise: np.ndarray) -> tuple[Rollout, list[FinishedEpisode]]:
+    def collect(self, noise: np.ndarray) -> tuple[Transitions, list[FinishedEpisode]]:
         """Act with noise `[T, E, num_noise]`; return the rollout and the episodes that ended in it. Raises EnvError."""
         ...
 

@@ -44,6 +44,7 @@ GREEDY = "deterministic evaluation"
 # Prefixes of names that the table does not list one by one.
 SUCCESS_RATE_PREFIX = "eval/success_rate_"  # + name of a tier
 LOSS_PREFIX = "loss/"  # + name of a loss term of ppo.losses
+ALGORITHM_PREFIX = "algorithm/"  # + name that an algorithm's learn returns
 USER_PREFIX = "user/"  # + name that a function of log.metrics returns
 TASK_PREFIX = "task/"  # + name that the task's journal lists (records/recorder.py)
 
@@ -195,6 +196,13 @@ LEARNING_METRICS: tuple[Metric, ...] = (
         SAMPLES,
         "your own loss term, before its coefficient",
         "docs/guide/loss.md",
+    ),
+    Metric(
+        f"{ALGORITHM_PREFIX}<name>",
+        "1",
+        "same on all ranks",
+        "a metric of the algorithm: what its learn returned, besides train/policy_loss, value_loss and entropy",
+        "docs/guide/algorithm.md",
     ),
     Metric(
         "train/ratio_outliers",
@@ -412,7 +420,13 @@ METRICS: tuple[Metric, ...] = (*LEARNING_METRICS, *TIME_METRICS, *EVALUATION_MET
 
 PER_RANK_NAMES = frozenset(m.name for m in METRICS if m.reduction == PER_RANK)
 GLOBAL_NAMES = frozenset(m.name for m in METRICS if m.reduction != PER_RANK)
-_OPEN_PREFIXES = (TASK_PREFIX, LOSS_PREFIX, USER_PREFIX, SUCCESS_RATE_PREFIX)  # any name may follow
+_OPEN_PREFIXES = (
+    TASK_PREFIX,
+    LOSS_PREFIX,
+    ALGORITHM_PREFIX,
+    USER_PREFIX,
+    SUCCESS_RATE_PREFIX,
+)  # any name may follow
 
 
 @functools.cache

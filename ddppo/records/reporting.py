@@ -173,7 +173,7 @@ class Reporter:
         row["num_steps"] = collected.num_steps
         row["num_episodes"] = len(collected.episodes)
         # A rank that does not learn may have fewer sums than the learner: the rest stay zero.
-        sums = local.update.local_sums.numpy()
+        sums = local.update.local_sums.numpy()[: len(self._statistics)]
         row["statistics"][: len(sums)] = sums
         row["params_hash"] = local.params_hash
         row["stop"], row["save"] = local.requests
@@ -279,16 +279,16 @@ class Reporter:
         means = (sums / (update.num_samples or math.nan)).tolist()
         metrics = {
             **dict(zip(self._statistics, means, strict=True)),
-            **update.metrics,
             "train/grad_norm": update.grad_norm,
             "train/learning_rate": update.learning_rate,
             "train/epochs": float(update.epochs),
         }
         # An algorithm without a critic (GRPO) has no loss of values.
         if update.explained_variance is None:
-            del metrics["train/value_loss"]
+            metrics.pop("train/value_loss", None)
         else:
             metrics["train/explained_variance"] = update.explained_variance
+        metrics |= update.metrics
         if self.window:
             returns, lengths = zip(*self.window, strict=True)
             metrics["rollout/return_mean"] = sum(returns) / len(returns)

@@ -20,7 +20,7 @@ from ddppo.collectives.group import Group, gather_bytes
 from ddppo.distributed.topologies.base import Collected
 from ddppo.errors import ConfigError, TrainingError, in_one_line
 from ddppo.plugins import imported
-from ddppo.ppo.rollout import FinishedEpisode, Rollout
+from ddppo.ppo.rollout import FinishedEpisode, Transitions
 
 _NAME = re.compile(r"[\w.\-]+(/[\w.\-]+)*")
 _RETURN_RULE = "it must be a dict of names and pairs (sum, count), or of numbers that are summed"
@@ -31,7 +31,7 @@ class MetricInput:
     """The argument of a user's metric: one iteration of this rank."""
 
     iteration: int  # counted from 1
-    rollout: Rollout  # [T, E, ...]; skip rows where rollout.valid is False. Overwritten by the next rollout
+    rollout: Transitions  # PPO's Rollout, or an algorithm's own: [T, E, ...]; skip rows where rollout.valid is False. Overwritten by the next rollout
     episodes: Sequence[FinishedEpisode]  # ended in this iteration
 
 

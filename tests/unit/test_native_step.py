@@ -156,8 +156,9 @@ def test_returns_and_their_moments_are_those_of_the_formulas(dtype):
     terminated, truncated = (torch.rand(40, 3, generator=generator) < 0.1 for _ in range(2))
     valid = torch.rand(40, 3, generator=generator) < 0.9
     samples = Rollout(
-        *(values,) * 3, values, next_values, rewards, terminated, truncated, valid, valid, None, values
-    )
+        obs=values, actions=values, logprobs=values, values=values, next_values=next_values, rewards=rewards,
+        terminated=terminated, truncated=truncated, valid=valid, episode_start=valid, action_mask=None, raw_obs=values,
+    )  # fmt: skip
     advantages, returns, found = returns_and_moments(samples, rewards, gamma=0.97, gae_lambda=0.9)
     expected = gae(rewards, values, next_values, terminated, truncated, valid, gamma=0.97, gae_lambda=0.9)
     tolerance = 1e-5 if dtype == torch.float32 else 1e-12

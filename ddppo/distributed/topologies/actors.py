@@ -58,7 +58,7 @@ class SyncActors(Topology):
             state_size=context.state_size,
         )
         self._num_envs = [len(context.envs_of(rank)) for rank in team_ranks[1:]]  # of each actor of the team
-        self._parameters = ParameterMessage(context.parameters, context.obs_normalizer)
+        self._parameters = ParameterMessage(context.parameters, context.obs_normalizer, context.synchronised)
 
     def _make_groups(self) -> tuple[Group, Group, range]:
         """Return the group of the learners, and this rank's team, a learner with its actors: its group and its ranks.
@@ -204,7 +204,9 @@ class RolloutMessage:
 _ALWAYS_PRESENT = [
     f.name
     for f in fields(Rollout)
-    if f.default is MISSING and f.name not in ("obs", "action_mask", "raw_obs")
+    if f.default is MISSING
+    and f.default_factory is MISSING
+    and f.name not in ("obs", "action_mask", "raw_obs")
 ]
 
 
@@ -234,14 +236,27 @@ def _empty(spec: EnvSpec, steps: int, envs: int, dtype: torch.dtype, *, with_raw
 
 
 class ParameterMessage:
-    """Everything that a rank acts with: the parameters, and the moments that normalise observations."""
+    """Everything that a rank acts with: parameters, and the moments that normalise observations.
 
-    def __init__(self, parameters: FlatParameters, normalizer: ObsNormalizer | None) -> None:
-        self._parameters = parameters
+    Parameters without a part in acting stay with the learner: those outside of `Algorithm.synchronised`.
+    """
+
+    def __init__(
+        self,
+        parameters: FlatParameters,
+        normalizer: ObsNormalizer | None,
+        prefixes: Sequence[str] = ("",),  # of the parameters that act
+    ) -> None:
+        self._slices = [parameters.vector.data[start:end] for start, end in parameters.slices(prefixes)]
         self._normalizer = normalizer
 
     def broadcast(self, group: Group) -> None:
         """Replace the parameters and moments of all ranks by rank 0's."""
-        group.broadcast_(self._parameters.vector.data)
+        if len(self._slices) == 1:
+            group.broadcast_(self._slices[0])
+        else:
+            flat = group.broadcast_(torch.cat(self._slices))
+            for own, sent in zip(self._slices, flat.split([len(x) for x in self._slices]), strict=True):
+                own.copy_(sent)
         if self._normalizer is not None:
             self._normalizer.load(group.broadcast_(self._normalizer.state.clone()))

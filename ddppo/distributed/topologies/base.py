@@ -15,7 +15,10 @@ from typing import Any, NamedTuple, Protocol, cast
 import numpy as np
 import torch
 
+from ddppo.algorithms.build import whole_episodes
+from ddppo.algorithms.contract import Algorithm
 from ddppo.algorithms.grpo import EpisodeCollector, GrpoLearner
+from ddppo.algorithms.learner import AlgorithmLearner
 from ddppo.algorithms.task_sampler import TaskSample, TaskSampler
 from ddppo.collectives.group import Group
 from ddppo.config.algorithm_settings import GrpoSettings
@@ -38,7 +41,7 @@ from ddppo.ppo.learner import Learner, Normalizers, Update
 from ddppo.ppo.losses import STATISTICS
 from ddppo.ppo.nonfinite import NonFiniteGuard
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer
-from ddppo.ppo.rollout import FinishedEpisode, Rollout, RolloutCollector
+from ddppo.ppo.rollout import FinishedEpisode, RolloutCollector
 from ddppo.processes.signals import StopRequest
 from ddppo.scaling import BatchShape
 from ddppo.seeding import action_noise
@@ -70,6 +73,7 @@ class RankContext:
     obs_normalizer: ObsNormalizer | None  # None with ppo.normalize_obs=false
     # The seeds and reset options of episodes; every rank has one, and all stay equal.
     sampler: TaskSampler
+    algorithm: Algorithm | None  # acts and learns; None for PPO and GRPO, which have classes of their own
     # Made from all of the above. `build` returns a context with these; the one that a topology keeps is without them.
     topology: "Topology" = cast("Topology", None)
     eval_ranks: tuple[int, ...] = ()  # ranks that run evaluation episodes: they hold the current parameters
@@ -90,6 +94,11 @@ class RankContext:
         """Return the global indices of the environments that a rank steps."""
         stepping = self.layout.stepping
         return self.shape.env_indices(stepping.index(rank)) if rank in stepping else range(0)
+
+    @property
+    def synchronised(self) -> tuple[str, ...]:
+        """Prefixes of the parameters that acting needs."""
+        return ("",) if self.algorithm is None else self.algorithm.synchronised
 
     @property
     def state_size(self) -> tuple[int, int]:
@@ -138,12 +147,15 @@ class RankContext:
         if self.model.collector_class is not None:
             made: RolloutCollector = imported(self.model.collector_class).make(self)
             return made
-        # GRPO learns from whole episodes, PPO from T steps.
-        kind = EpisodeCollector if self.config.ppo.algorithm == "grpo" else Collector
-        return self.collector(self.envs(), self.env_indices.start, kind)
+        return self.collector(self.envs(), self.env_indices.start)
 
-    def collector(self, env: VecEnv, first_env: int, kind: type[Collector] = Collector) -> Collector:
-        """Make a collector that acts in `env`; its first environment has the global index `first_env`."""
+    def collector(self, env: VecEnv, first_env: int, kind: type[Collector] | None = None) -> Collector:
+        """Make a collector that acts in `env`; its first environment has the global index `first_env`.
+
+        kind: by default `Collector`, or `EpisodeCollector` for an algorithm that learns from whole episodes.
+        """
+        if kind is None:
+            kind = Collector if whole_episodes(self.config) is None else EpisodeCollector
         collector = kind(
             env=env,
             model=self.model,
@@ -154,7 +166,9 @@ class RankContext:
             dtype=getattr(torch, self.config.dtype),
             sequence_length=self.config.training.sequence_length,
         )
-        if self.shape.num_shards:  # dist.reduction=ordered
+        if self.algorithm is not None:
+            collector.use_algorithm(self.algorithm)
+        elif self.shape.num_shards:  # dist.reduction=ordered
             collector.acting = ShardedActing(collector, self.shape.local_num_shards)
         return collector
 
@@ -166,7 +180,7 @@ class RankContext:
         kind = dist.grad_sync if group.world_size > 1 else "flat"
         return make_gradient_sync(kind, self.model, self.parameters, group, bucket_cap_mb=dist.bucket_cap_mb)
 
-    def learner(self, group: Group, sync: GradientSync) -> Learner:
+    def learner(self, group: Group, sync: GradientSync) -> Any:
         """Make the learner of this rank among those of `group`, which learn from equal shares of the batch."""
         config, ppo = self.config, self.config.ppo
         shape = self.shape.over(group.world_size)
@@ -175,8 +189,12 @@ class RankContext:
             normalizers.rewards = RewardNormalizer(
                 shape.local_num_envs, ppo.gamma, self.device, shape.local_num_shards
             )
-        learner: Learner
-        if isinstance(ppo, GrpoSettings):
+        learner: Learner | AlgorithmLearner
+        if self.algorithm is not None:
+            learner = AlgorithmLearner(
+                self.algorithm, config.training, shape, sync, group, normalizers, config.seed
+            )
+        elif isinstance(ppo, GrpoSettings):
             learner = GrpoLearner(ppo, shape, self.model, sync, group, normalizers, config.seed)
         else:
             learner = Learner(ppo, shape, self.model, sync, group, normalizers, config.seed)
@@ -239,7 +257,7 @@ class RankContext:
 
     def _policy(self) -> list[torch.Tensor]:
         vector = self.parameters.vector
-        return [vector.detach(), *self.topology.learner.adam_state()]
+        return [vector.detach(), *self.topology.learner.carried()]
 
     def number_of_rank_0(self, number: int) -> int:
         """Return rank 0's number; all ranks call it."""
@@ -249,32 +267,17 @@ class RankContext:
 
     def state(self) -> dict[str, Any]:
         """Return tensors and plain values for a checkpoint."""
-        state = {
-            "model": self.model.state_dict(),
-            "optimizer": self.topology.learner.optimizer.state_dict(),
-            "learning_rate": self.topology.learner.learning_rate,
-            "nonfinite": self.topology.learner.guard.state(),
-        }
+        state = {"model": self.model.state_dict(), **self.topology.learner.state()}
         if self.obs_normalizer is not None:
             state["obs_moments"] = self.obs_normalizer.state
-        if self.topology.learner.reward_normalizer is not None:
-            state["return_moments"] = self.topology.learner.reward_normalizer.state
-        if self.topology.learner.reference is not None:
-            state["reference"] = self.topology.learner.reference.vector
         return state
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from the value of `state`."""
         self.model.load_state_dict(state["model"])
-        self.topology.learner.optimizer.load_state_dict(state["optimizer"])
-        self.topology.learner.learning_rate = state["learning_rate"]
-        self.topology.learner.guard.load(state.get("nonfinite", [0, 0, 0]))
+        self.topology.learner.load(state)
         if self.obs_normalizer is not None:
             self.obs_normalizer.load(state["obs_moments"])
-        if self.topology.learner.reward_normalizer is not None:
-            self.topology.learner.reward_normalizer.state = state["return_moments"]
-        if self.topology.learner.reference is not None:
-            self.topology.learner.reference.vector.copy_(state["reference"])
 
 
 # -- Values that a rank hands to the loop in every iteration.
@@ -296,7 +299,7 @@ class Collected(NamedTuple):
 
     num_steps: int  # environment steps that this rank counts
     episodes: list[FinishedEpisode]  # episodes that this rank reports
-    rollout: Rollout | None  # None on a rank that has nothing to learn from or to send
+    rollout: Any  # Transitions, or PPO's Rollout; None on a rank that has nothing to learn from or to send
 
 
 class OwnPaceReport(NamedTuple):

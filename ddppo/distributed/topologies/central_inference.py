@@ -21,7 +21,7 @@ from ddppo.envs.vec_env import EnvNames
 from ddppo.models.actor_critic import flat_obs
 from ddppo.ppo.collector import Collector
 from ddppo.ppo.cpp.network import CppNetwork
-from ddppo.ppo.rollout import FinishedEpisode, Rollout
+from ddppo.ppo.rollout import FinishedEpisode, Transitions
 from ddppo.spaces import each, leaves
 
 
@@ -65,7 +65,7 @@ class CentralCollector(Collector):
         self._network = network
 
     @torch.inference_mode()
-    def collect(self, noise: np.ndarray) -> tuple[Rollout, list[FinishedEpisode]]:
+    def collect(self, noise: np.ndarray) -> tuple[Transitions, list[FinishedEpisode]]:
         if self._network is not None:
             self._network.refresh()
         # The last row of the previous rollout is row 0 of this one.
@@ -74,6 +74,8 @@ class CentralCollector(Collector):
         draws = torch.from_numpy(noise).to(self.logprobs.dtype)
         if self.memory is not None:
             self.memory.begin()
+        if self.by_algorithm is not None:
+            self.by_algorithm.begin(noise)
         ends: list[Any] = []
         self._num_taken, self.num_forwards = self.rollout_steps, 0
         self._life_losses.clear()
@@ -107,11 +109,14 @@ class CentralCollector(Collector):
         e = torch.from_numpy(np.concatenate([np.arange(envs.start, envs.stop) for envs in slices]))
         obs = each(lambda x: x[t.to(x.device), e.to(x.device)], self.obs)
         mask = None if self.masks is None else self.masks[t, e].to(self.device)
-        params = self._policy(obs, t, e)
-        actions = self.model.distribution(params, mask).sample(draws[t, e]).cpu().numpy()
-        if not self.model.values_are_of_actions:
-            self.params[t.to(self.device), e.to(self.device)] = params
-        self.np_actions[t.numpy(), e.numpy()] = actions
+        if self.by_algorithm is not None:
+            actions = self.by_algorithm.act_for(t, e, obs, mask)
+        else:
+            params = self._policy(obs, t, e)
+            actions = self.model.distribution(params, mask).sample(draws[t, e]).cpu().numpy()
+            if not self.model.values_are_of_actions:
+                self.params[t.to(self.device), e.to(self.device)] = params
+            self.np_actions[t.numpy(), e.numpy()] = actions
         self.num_forwards += 1
         start = 0
         for k, size in zip(acting, sizes, strict=True):

@@ -49,7 +49,7 @@ class AsyncActor(Topology):
             getattr(torch, context.config.dtype),
             with_raw_obs=context.obs_normalizer is not None,
         )
-        self._parameters = ParameterReply(context.parameters, context.obs_normalizer)
+        self._parameters = ParameterReply(context.parameters, context.obs_normalizer, context.synchronised)
         self._number = 0  # of the last rollout
 
     def serve(self, stop: StopRequest) -> None:
@@ -63,6 +63,8 @@ class AsyncActor(Topology):
             # 1. Receive parameters, or the end of the run.
             while (header := ReplyHeader(*learner.unpack(REPLY_HEADER))) != END:
                 self._parameters.receive(learner)
+                if self._context.algorithm is not None:
+                    self._context.algorithm.progress = header.progress
                 # In the first reply, and in the first one after a restart, the learner says where to begin.
                 if header.first >= 0:
                     self.reset(self._context.sampler.sample(header.first))

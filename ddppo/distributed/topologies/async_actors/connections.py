@@ -15,7 +15,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple, NoReturn
 
@@ -202,9 +202,10 @@ class ReplyHeader(NamedTuple):
     version: int  # number of updates behind the parameters; -1 if the run has ended, and nothing follows
     # At least 0: start new episodes, and continue with rollout number first + 1. -1: continue.
     first: int
+    progress: float = 0.0  # of the algorithm (ddppo.algorithms.contract.Algorithm)
 
 
-ROLLOUT_HEADER, REPLY_HEADER = struct.Struct("<8q4d"), struct.Struct("<2q")
+ROLLOUT_HEADER, REPLY_HEADER = struct.Struct("<8q4d"), struct.Struct("<2qd")
 END = ReplyHeader(-1, -1)
 _EPISODE_NUMBERS = 4  # step, environment, return and length
 
@@ -227,27 +228,34 @@ def receive_episodes(connection: PeerConnection, number: int) -> list[FinishedEp
 
 
 class ParameterReply:
-    """Everything that an actor acts with, as bytes: the parameters, and the moments that normalise observations."""
+    """Everything that an actor acts with, as bytes: parameters, and the moments that normalise observations."""
 
-    def __init__(self, parameters: FlatParameters, normalizer: ObsNormalizer | None) -> None:
-        self._vector = parameters.vector.data
+    def __init__(
+        self,
+        parameters: FlatParameters,
+        normalizer: ObsNormalizer | None,
+        prefixes: Sequence[str] = ("",),  # of the parameters that act
+    ) -> None:
+        self._slices = [parameters.vector.data[start:end] for start, end in parameters.slices(prefixes)]
         self._normalizer = normalizer
         # On a CPU the vector's own memory is sent; from a GPU, a copy.
-        self._on_cpu = self._vector if self._vector.device.type == "cpu" else self._vector.cpu()
+        self._on_cpu = [x if x.device.type == "cpu" else x.cpu() for x in self._slices]
 
     def send(self, connection: PeerConnection, header: ReplyHeader) -> None:
-        if self._on_cpu is not self._vector:
-            self._on_cpu.copy_(self._vector)
-        parts: list[memoryview | bytes] = [REPLY_HEADER.pack(*header), as_bytes(self._on_cpu)]
+        for own, sent in zip(self._slices, self._on_cpu, strict=True):
+            if sent is not own:
+                sent.copy_(own)
+        parts: list[memoryview | bytes] = [REPLY_HEADER.pack(*header), *map(as_bytes, self._on_cpu)]
         if self._normalizer is not None:
             parts.append(as_bytes(self._normalizer.state.contiguous()))
         connection.send(*parts)
 
     def receive(self, connection: PeerConnection) -> None:
         """Receive what follows a ReplyHeader, into the model's parameters and the normaliser."""
-        connection.receive(as_bytes(self._on_cpu))
-        if self._on_cpu is not self._vector:
-            self._vector.copy_(self._on_cpu)
+        for own, sent in zip(self._slices, self._on_cpu, strict=True):
+            connection.receive(as_bytes(sent))
+            if sent is not own:
+                own.copy_(sent)
         if self._normalizer is not None:
             state = torch.empty_like(self._normalizer.state)
             connection.receive(as_bytes(state))

@@ -81,7 +81,7 @@ class AsyncLearner(Topology):
         if config.training.normalize_rewards:
             self._rewards = RewardsByActor(shape.local_num_envs, config.training.gamma, context.device)
             self.learner.reward_normalizer = self._rewards
-        reply = ParameterReply(context.parameters, context.obs_normalizer)
+        reply = ParameterReply(context.parameters, context.obs_normalizer, context.synchronised)
         self._actors = ActorConnections(context.group, context.layout.stepping, config.dist, reply)
         self._per_update = shape.batch_size // shape.local_batch_size  # K
         self._max_lag = largest_lag(dist.max_lag, len(self._actors), self._per_update)
@@ -138,6 +138,10 @@ class AsyncLearner(Topology):
             self._rewards.expect([(taken.rank, taken.number >> _COUNT_BITS) for taken in self._taken])
         update = self.learner.update(self._corrected(collected.rollout, lags), iteration, progress)
         self._version, self._lags = iteration, lags
+        if (algorithm := self._context.algorithm) is not None:
+            # Actors that go on now act in the next iteration.
+            num_steps = int(collected.rollout.valid.sum())
+            algorithm.progress = progress + num_steps / self._context.config.training.total_steps
         self._taken.clear()
         # Actors that waited for this update go on.
         self._reply()
@@ -146,7 +150,7 @@ class AsyncLearner(Topology):
     def _corrected(self, rollout: Rollout, lags: list[int]) -> Rollout:
         """Return the rollout with ratios for the environments of old rollouts; unchanged if dist.correction=none."""
         context = self._context
-        if not self._corrects or not any(lags):
+        if not self._corrects or not any(lags) or context.algorithm is not None:
             return rollout
         # [K] -> [K * E]
         is_old = torch.tensor(lags, device=context.device).repeat_interleave(context.shape.local_num_envs) > 0
@@ -182,7 +186,9 @@ class AsyncLearner(Topology):
                 # Noise and seeds follow from a rollout's number, so a process must begin with one that no rollout of
                 # this run has had: (updates done, starts of this actor, 0). It is 0 at the start of a run.
                 first = (self._version << 32) + ((actor.num_starts - 1) << _COUNT_BITS)
-            self._actors.send(actor, ReplyHeader(self._version, first))
+            algorithm = self._context.algorithm
+            share_done = 0.0 if algorithm is None else algorithm.progress
+            self._actors.send(actor, ReplyHeader(self._version, first, share_done))
 
     def measured(self) -> dict[str, float]:
         lags = self._lags

@@ -1,0 +1,82 @@
+"""From settings to an algorithm and its networks: one of ours, or a user's class by its import path."""
+
+from typing import Any
+
+import torch
+
+from ddppo.algorithms.contract import Algorithm
+from ddppo.config.settings import Config
+from ddppo.errors import ConfigError, in_one_line
+from ddppo.models.actor_critic import ActorCritic
+from ddppo.models.build import build_model, seeded
+from ddppo.plugins import imported
+from ddppo.spaces import EnvSpec
+
+_HANDS_OVER = ("steps", "episodes", "groups")
+
+
+def algorithm_class(config: Config) -> type[Algorithm] | None:
+    """Return the class that algorithm.name names; None for PPO and GRPO, which have a learner of their own.
+
+    Raises ConfigError if it is no algorithm.
+    """
+    path = _name(config)
+    if path == "ppo":
+        return None
+    subject = f"algorithm={_name(config)}"
+    try:
+        found = imported(path)
+    except (Exception, SystemExit) as e:  # a user's module may raise anything
+        raise ConfigError(f"{subject}: cannot be imported: {in_one_line(e)}") from e
+    if not (isinstance(found, type) and issubclass(found, Algorithm)):
+        raise ConfigError(f"{subject}: must be a subclass of ddppo.algorithms.contract.Algorithm")
+    if found.learn is Algorithm.learn:
+        raise ConfigError(f"{subject}: {found.__name__} does not define learn")
+    if found.hands_over not in _HANDS_OVER:
+        raise ConfigError(
+            f"{subject}: {found.__name__}.hands_over={found.hands_over!r}: must be one of {', '.join(_HANDS_OVER)}"
+        )
+    return found
+
+
+def _name(config: Config) -> str:
+    return str(getattr(getattr(config, "algorithm", None), "name", "ppo"))
+
+
+def whole_episodes(config: Config) -> str | None:
+    """Return "episodes" or "groups" if an iteration is one whole episode of every environment, else None."""
+    kind = algorithm_class(config)
+    handed_over = (
+        kind.hands_over if kind is not None else {"grpo": "groups"}.get(config.ppo.algorithm, "steps")
+    )
+    return None if handed_over == "steps" else handed_over
+
+
+def build_networks(config: Config, spec: EnvSpec) -> ActorCritic:
+    """Return the networks of a run. Their initial parameters depend on the seed alone. Raises ConfigError."""
+    dtype, kind = getattr(torch, config.dtype), algorithm_class(config)
+
+    def build() -> ActorCritic:
+        return build_model(spec, config.model, config.seed, dtype)
+
+    if kind is None:
+        return build()
+    with seeded(config.seed):
+        try:
+            networks = kind.networks(spec, getattr(config, "algorithm", None), config.model, build)
+        except ConfigError:
+            raise
+        except Exception as e:  # a user's class may raise anything
+            raise ConfigError(f"algorithm={_name(config)}: networks raised {in_one_line(e)}") from e
+    if not isinstance(networks, ActorCritic):
+        raise ConfigError(
+            f"algorithm={_name(config)}: networks returned {type(networks).__name__}, and must return an "
+            "ActorCritic (ddppo.models.actor_critic)"
+        )
+    return networks.to(dtype)
+
+
+def make_algorithm(config: Config, spec: EnvSpec, model: ActorCritic) -> Algorithm | None:
+    """Return this rank's algorithm; None for PPO and GRPO. Raises ConfigError."""
+    kind: Any = algorithm_class(config)
+    return None if kind is None else kind(spec, getattr(config, "algorithm", None), model)

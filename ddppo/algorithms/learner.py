@@ -1,0 +1,291 @@
+"""The learner of an algorithm: it calls `Algorithm.learn`, and is the `step` that the algorithm calls back.
+
+`AlgorithmLearner.update` is an iteration's learning, `LearnerStep.__call__` one step of an optimizer: backward, one sum
+over learners, clip, Adam. The same for any number of learners, because a loss is a local sum over a global count. PPO
+and GRPO have a learner of their own (ddppo/ppo/learner.py), with the same methods.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from ddppo.algorithms.contract import Algorithm, MinibatchRows, Part
+from ddppo.collectives.group import Group
+from ddppo.config.algorithm_settings import TrainingSettings
+from ddppo.errors import NonFiniteError, TrainingError
+from ddppo.ppo.learner import BETAS, NORM_EPS, GradientSync, Normalizers, Update, adam_state
+from ddppo.ppo.losses import STATISTICS, nan_unless_finite
+from ddppo.ppo.minibatches import local_minibatches, of_first
+from ddppo.ppo.nonfinite import NonFiniteGuard, UpdateNotFinite, all_finite, snapshot, where_not_finite
+from ddppo.ppo.normalization import merge_moments, moments, variance
+from ddppo.ppo.rollout import Transitions
+from ddppo.scaling import BatchShape
+from ddppo.seeding import stream
+from ddppo.spaces import each
+
+_STANDARD = {
+    name: f"train/{name}" for name in STATISTICS
+}  # metrics that have a row of their own in the table
+_EPS = 1e-8  # added to the deviation
+
+
+class AlgorithmLearner:
+    """Improves the parameters by an algorithm's `learn`."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        config: TrainingSettings,
+        shape: BatchShape,  # of the ranks that learn
+        sync: GradientSync,
+        group: Group,  # the ranks that learn
+        normalizers: Normalizers,
+        seed: int,
+    ) -> None:
+        self.algorithm = algorithm
+        self.config = config
+        self.shape = shape
+        self.obs_normalizer = normalizers.obs
+        self.reward_normalizer = None
+        self.guard = NonFiniteGuard()
+        self.parameters: torch.nn.Parameter = sync.parameters.vector
+        self.step = LearnerStep(algorithm, shape, sync, group, seed)
+        self.learning_rate = max(part.learning_rate for part in algorithm.parts().values())
+
+    def update(self, rollout: Transitions, iteration: int, progress: float) -> Update:
+        """Learn from the rollout of `iteration`. Raises NonFiniteError on all ranks at once."""
+        undo = snapshot(self) if self.guard.mode == "skip_batch" else None
+        # 1. What learning sees: rewards scaled and cut, tensors that autograd may keep.
+        self.algorithm.progress = progress
+        rollout = self._prepared(rollout)
+
+        # 2. The algorithm learns, by calls of the step.
+        parts = self.algorithm.parts()
+        self.learning_rate = max(part.learning_rate for part in parts.values()) * self.guard.step_factor
+        self.step.begin(iteration, parts, self.guard.step_factor)
+        name = type(self.algorithm).__name__
+        metrics = {
+            _STANDARD.get(key, f"algorithm/{key}"): float(x)
+            for key, x in self.algorithm.learn(rollout, self.step).items()
+        }
+        self._update_obs_normalizer(rollout)
+
+        # 3. A gradient that was not finite is seen here, once per iteration, on all learners alike.
+        try:
+            norms = self.step.end()
+            if not all_finite(self):
+                raise UpdateNotFinite(0.0, "a parameter or normaliser, though no gradient,")
+        except UpdateNotFinite as e:
+            if undo is None or not self.guard.may_skip():
+                losses = (
+                    self.step.group.gather(torch.tensor([e.loss], dtype=torch.float64)).flatten().tolist()
+                )
+                raise NonFiniteError(
+                    f"{where_not_finite(e, losses, [])} of algorithm {name} is not finite in iteration {iteration}; no "
+                    f"rank moved its parameters from then on. Losses by rank: {losses}{self.guard.exhausted()}"
+                ) from e
+            undo()
+            return self._report(0, math.nan, self.guard.metrics)
+        self.guard.in_row = 0
+        return self._report(self.step.num_steps, norms, {**metrics, **self.guard.metrics})
+
+    def carried(self) -> list[torch.Tensor]:
+        """Return the tensors beside the parameters that an update changes: Adam's state and `kept`."""
+        return [*self.step.adam_state(), *self.algorithm.kept.values()]
+
+    def state(self) -> dict[str, Any]:
+        """Return tensors and plain values for a checkpoint."""
+        return {
+            "optimizer": {name: part.optimizer.state_dict() for name, part in self.step.parts.items()},
+            "learning_rate": self.learning_rate,
+            "nonfinite": self.guard.state(),
+            "kept": dict(self.algorithm.kept),
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continue from the value of `state`."""
+        for name, part in self.step.parts.items():
+            part.optimizer.load_state_dict(state["optimizer"][name])
+        self.learning_rate = state["learning_rate"]
+        self.guard.load(state["nonfinite"])
+        for name, x in self.algorithm.kept.items():
+            x.copy_(state["kept"][name])
+
+    def _prepared(self, rollout: Transitions) -> Transitions:
+        def usable(x: Any) -> Any:
+            return x.clone() if isinstance(x, torch.Tensor) and x.is_inference() else x
+
+        found = {f.name: getattr(rollout, f.name) for f in fields(rollout)}
+        found = {
+            name: each(usable, x) if isinstance(x, dict | torch.Tensor) else x for name, x in found.items()
+        }
+        rewards = found["rewards"] * self.config.reward_scale
+        if self.config.reward_clip is not None:
+            rewards = rewards.clamp(-self.config.reward_clip, self.config.reward_clip)
+        return replace(rollout, **found | {"rewards": rewards.to(self.parameters.dtype)})
+
+    def _update_obs_normalizer(self, rollout: Transitions) -> None:
+        if self.obs_normalizer is not None:
+            own = self.obs_normalizer.moments(rollout.raw_obs, rollout.valid.cpu())
+            self.obs_normalizer.update_(merge_moments(self.step.group.gather(own)))
+
+    def _report(self, num_steps: int, norms: float, metrics: Mapping[str, float]) -> Update:
+        return Update(
+            local_sums=torch.zeros(0, dtype=torch.float64),
+            num_samples=0,
+            steps=num_steps,
+            epochs=1,
+            grad_norm=norms / num_steps if num_steps else math.nan,
+            learning_rate=self.learning_rate,
+            explained_variance=None,
+            metrics=metrics,
+        )
+
+
+class _PartState:
+    """The parameters of a part as slices of the flat vector, and their Adam."""
+
+    def __init__(self, part: Part, slices: list[tuple[int, int]], vector: torch.nn.Parameter) -> None:
+        assert vector.grad is not None
+        self.part = part
+        self.parameters = []
+        for start, end in slices:  # views: they share the memory of the model's parameters and gradients
+            p = torch.nn.Parameter(vector.data[start:end])
+            p.grad = vector.grad[start:end]
+            self.parameters.append(p)
+        self.optimizer = torch.optim.Adam(
+            self.parameters, lr=part.learning_rate, betas=BETAS, eps=part.adam_eps, fused=True
+        )
+
+    def sum_gradient_(self, group: Group) -> torch.Tensor:
+        """Sum the part's gradient over learners in place; return its norm."""
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        if len(gradients) == 1:
+            return group.sum_(gradients[0]).norm()
+        flat = group.sum_(torch.cat(gradients))
+        for gradient, summed in zip(gradients, flat.split([len(g) for g in gradients]), strict=True):
+            gradient.copy_(summed)
+        return flat.norm()
+
+
+class LearnerStep:
+    """The `Step` of a learner (contract.py): the one place where its algorithm meets the other learners."""
+
+    def __init__(
+        self, algorithm: Algorithm, shape: BatchShape, sync: GradientSync, group: Group, seed: int
+    ) -> None:
+        self.group = group
+        self.shape = shape
+        self.iteration = 0
+        self.num_envs = shape.num_envs
+        self.envs = torch.tensor(list(shape.env_indices(group.rank)))
+        self.num_steps = 0  # of all optimizers, in this iteration
+        self._seed = seed
+        vector = sync.parameters.vector
+        self._gradient = vector.grad
+        self.parts: dict[str, _PartState] = {}
+        for name, part in algorithm.parts().items():
+            slices = sync.parameters.slices(part.parameters)
+            if not slices:
+                raise TrainingError(
+                    f"{type(algorithm).__name__}.parts: {name} has no parameters: {part.parameters}"
+                )
+            self.parts[name] = _PartState(part, slices, vector)
+        self._norms = torch.zeros((), dtype=torch.float64, device=vector.device)
+        self._loss = torch.zeros(
+            (), dtype=torch.float64, device=vector.device
+        )  # of the step that made norms NaN
+
+    def begin(self, iteration: int, parts: Mapping[str, Part], step_factor: float) -> None:
+        """Begin an iteration with the learning rates of `parts` times `step_factor`."""
+        self.iteration, self.num_steps = iteration, 0
+        self._norms.zero_()
+        for name, part in parts.items():
+            self.parts[name].part = part
+            self.parts[name].optimizer.param_groups[0]["lr"] = part.learning_rate * step_factor
+
+    def end(self) -> float:
+        """Return the sum over steps of the gradients' norms before clipping. Raises UpdateNotFinite."""
+        norms = self._norms.item()
+        if not math.isfinite(norms):
+            raise UpdateNotFinite(self._loss.item())
+        return norms
+
+    def adam_state(self) -> list[torch.Tensor]:
+        return [
+            x for part in self.parts.values() for p in part.parameters for x in adam_state(part.optimizer, p)
+        ]
+
+    # -- What the contract promises.
+
+    def __call__(self, loss: torch.Tensor | None, count: float, part: str = "all") -> None:
+        if count == 0:  # no learner has a sample
+            return
+        state = self.parts[part]
+        assert self._gradient is not None
+        self._gradient.zero_()
+        if loss is not None and loss.requires_grad:
+            local_loss = loss / count
+            (local_loss * nan_unless_finite(local_loss)).backward()
+        with torch.no_grad():
+            norm = state.sum_gradient_(self.group)
+            if loss is not None:
+                value = loss.detach().double() / count
+                self._loss.copy_(torch.where(self._norms.isfinite(), value, self._loss))
+            self._norms += norm.double()
+            if state.part.max_grad_norm < math.inf:
+                scale = (state.part.max_grad_norm / (norm + NORM_EPS)).clamp(max=1.0)
+                for p in state.parameters:
+                    p.grad.mul_(scale)  # type: ignore[union-attr]
+            # As in EagerStep: Adam does nothing from the first gradient that is not finite on.
+            state.optimizer.found_inf = 1.0 - self._norms.isfinite().float()  # type: ignore[attr-defined]
+            state.optimizer.step()
+        self.num_steps += 1
+
+    def sum(self, x: torch.Tensor | float) -> torch.Tensor:
+        value = torch.as_tensor(x, dtype=torch.float64).detach().cpu()
+        return self.group.gather(value.reshape(-1)).sum(dim=0).reshape(value.shape)
+
+    def normalized(self, x: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+        merged = merge_moments(self.group.gather(moments(x[valid]).cpu()))
+        if merged[0] <= 1:
+            return x
+        mean, std = merged[1].item(), variance(merged).sqrt().item()
+        return (x - mean) / (std + _EPS)
+
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
+        return self.group.gather(x.detach().cpu()).flatten(0, 1)
+
+    def minibatches(
+        self, rollout: Transitions, num_epochs: int, num_minibatches: int
+    ) -> Iterator[MinibatchRows]:
+        # The same plan as PPO's: a permutation of the batch of all learners, of which each keeps its own rows.
+        shape = replace(self.shape, num_epochs=num_epochs, num_minibatches=num_minibatches)
+        plan = [
+            local_minibatches(self._seed, self.iteration, epoch, shape, self.group.rank)
+            for epoch in range(num_epochs)
+        ]
+        if rollout.valid.numel() < shape.local_batch_size:
+            plan = [of_first(rollout.valid.numel(), *epoch) for epoch in plan]
+        valid = rollout.valid.flatten().cpu().numpy()
+        parts = [
+            order[start:end][valid[order[start:end]]]
+            for order, bounds in plan
+            for start, end in itertools.pairwise(bounds)
+        ]
+        # One collective for all epochs: what divides the loss of each minibatch.
+        counts = self.sum(torch.tensor([float(len(part)) for part in parts]))
+        device = rollout.rewards.device
+        for part, count in zip(parts, counts.tolist(), strict=True):
+            yield MinibatchRows(torch.from_numpy(np.ascontiguousarray(part)).to(device), count)
+
+    def stream(self, *numbers: int) -> np.random.Generator:
+        key = 0
+        for number in numbers:
+            key = key * 1_000_003 + number + 1
+        return stream(self._seed, "learn", key, self.iteration)
