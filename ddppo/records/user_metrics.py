@@ -31,7 +31,8 @@ class MetricInput:
     """The argument of a user's metric: one iteration of this rank."""
 
     iteration: int  # counted from 1
-    rollout: Transitions  # PPO's Rollout, or an algorithm's own: [T, E, ...]; skip rows where rollout.valid is False. Overwritten by the next rollout
+    # [T, E, ...]; skip rows where rollout.valid is False. Overwritten by the next rollout. PPO's is a Rollout.
+    rollout: Transitions
     episodes: Sequence[FinishedEpisode]  # ended in this iteration
 
 
