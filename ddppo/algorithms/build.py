@@ -1,10 +1,10 @@
 """From settings to an algorithm and its networks: one of ours, or a user's class by its import path."""
 
-from typing import Any
-
 import torch
 
 from ddppo.algorithms.contract import Algorithm
+from ddppo.algorithms.grpo import GRPO
+from ddppo.algorithms.ppo import PPO
 from ddppo.config.settings import Config
 from ddppo.errors import ConfigError, in_one_line
 from ddppo.models.actor_critic import ActorCritic
@@ -15,17 +15,14 @@ from ddppo.spaces import EnvSpec
 _HANDS_OVER = ("steps", "episodes", "groups")
 
 
-def algorithm_class(config: Config) -> type[Algorithm] | None:
-    """Return the class that algorithm.name names; None for PPO and GRPO, which have a learner of their own.
-
-    Raises ConfigError if it is no algorithm.
-    """
-    path = _name(config)
-    if path == "ppo":
-        return None
-    subject = f"algorithm={_name(config)}"
+def algorithm_class(config: Config) -> type[Algorithm]:
+    """Return the class of the algorithm that trains. Raises ConfigError if the settings name none."""
+    name = _name(config)
+    if name == "ppo":
+        return GRPO if config.ppo.algorithm == "grpo" else PPO
+    subject = f"algorithm={name}"
     try:
-        found = imported(path)
+        found = imported(name)
     except (Exception, SystemExit) as e:  # a user's module may raise anything
         raise ConfigError(f"{subject}: cannot be imported: {in_one_line(e)}") from e
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
@@ -45,10 +42,7 @@ def _name(config: Config) -> str:
 
 def whole_episodes(config: Config) -> str | None:
     """Return "episodes" or "groups" if an iteration is one whole episode of every environment, else None."""
-    kind = algorithm_class(config)
-    handed_over = (
-        kind.hands_over if kind is not None else {"grpo": "groups"}.get(config.ppo.algorithm, "steps")
-    )
+    handed_over = algorithm_class(config).hands_over
     return None if handed_over == "steps" else handed_over
 
 
@@ -59,11 +53,11 @@ def build_networks(config: Config, spec: EnvSpec) -> ActorCritic:
     def build() -> ActorCritic:
         return build_model(spec, config.model, config.seed, dtype)
 
-    if kind is None:
+    if kind.learner_class is not None:  # PPO and GRPO
         return build()
     with seeded(config.seed):
         try:
-            networks = kind.networks(spec, getattr(config, "algorithm", None), config.model, build)
+            networks = kind.networks(spec, config.training, config.model, build)
         except ConfigError:
             raise
         except Exception as e:  # a user's class may raise anything
@@ -76,7 +70,6 @@ def build_networks(config: Config, spec: EnvSpec) -> ActorCritic:
     return networks.to(dtype)
 
 
-def make_algorithm(config: Config, spec: EnvSpec, model: ActorCritic) -> Algorithm | None:
-    """Return this rank's algorithm; None for PPO and GRPO. Raises ConfigError."""
-    kind: Any = algorithm_class(config)
-    return None if kind is None else kind(spec, getattr(config, "algorithm", None), model)
+def make_algorithm(config: Config, spec: EnvSpec, model: ActorCritic) -> Algorithm:
+    """Return this rank's algorithm. Raises ConfigError."""
+    return algorithm_class(config)(spec, config.training, model)

@@ -21,6 +21,7 @@ import torch
 from ddppo.config.algorithm_settings import AlgorithmSettings
 from ddppo.config.model_settings import ModelSettings
 from ddppo.models.actor_critic import ActorCritic, Obs
+from ddppo.ppo.normalization import ObsNormalizer
 from ddppo.ppo.rollout import Transitions
 from ddppo.spaces import EnvSpec
 
@@ -124,6 +125,8 @@ class Algorithm:
     # Updates that may lie between acting and learning. 0: rollouts of the present parameters only; None: any number.
     max_lag: ClassVar[int | None] = 0
     takes_memory: ClassVar[bool] = False  # whether it acts and learns with a model that has memory
+    # A learner of its own, for PPO and GRPO, which also run in C++; None: ddppo.algorithms.learner.AlgorithmLearner.
+    learner_class: ClassVar[type | None] = None
 
     progress: float = (
         0.0  # in [0, 1): share of total_steps done before this iteration; set before act and learn
@@ -169,6 +172,10 @@ class Algorithm:
         else:
             params, _, memory = self.model.step(obs, memory)
         return Acted(self.model.distribution(params, mask).sample(noise), memory=memory)
+
+    def corrected(self, rollout: Any, is_old: torch.Tensor, normalizer: ObsNormalizer | None) -> Any:
+        """Return the rollout as `learn` takes it, if older parameters acted in the environments `is_old` `[E]` bool."""
+        return rollout
 
     def learn(self, rollout: Transitions, step: Step) -> Mapping[str, float]:
         """Learn from a rollout by calls of `step`; return metrics, equal on all learners, by names of your own."""

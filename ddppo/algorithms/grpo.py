@@ -8,6 +8,7 @@ if the task has no text, it is an action.
     GroupRelative       estimates one advantage for each rollout from the returns of its group
     Reference           the policy that the run began with, for ppo.kl_coef
     GrpoLearner         the learner of PPO with these two
+    GRPO                the algorithm, made of the above
 
 Sources: GRPO, Shao et al. 2024, arXiv:2402.03300; Dr. GRPO, Liu et al. 2025, arXiv:2503.20783; DAPO, Yu et al. 2025,
 arXiv:2503.14476.
@@ -18,6 +19,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from ddppo.algorithms.contract import Algorithm
 from ddppo.collectives.group import Group
 from ddppo.config.algorithm_settings import GrpoSettings
 from ddppo.envs.vec_env import End
@@ -342,3 +344,11 @@ class GrpoLearner(Learner):
         self.estimator = GroupRelative(config, shape.num_envs, first_env, group.gather)
         if config.kl_coef:
             self.reference = Reference(self.parameters, model.distribution, EvaluateActions(model))
+
+
+class GRPO(Algorithm):
+    """Groups of whole episodes, learned from by the parameters that acted in them."""
+
+    settings_class = GrpoSettings
+    hands_over = "groups"
+    learner_class = GrpoLearner

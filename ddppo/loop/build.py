@@ -187,7 +187,7 @@ def fingerprint(context: RankContext) -> float:
     if context.group.rank not in context.eval_ranks:
         return math.nan
     algorithm, eval_ranks = context.algorithm, context.eval_ranks
-    if algorithm is None:
+    if algorithm.learner_class is not None:  # PPO and GRPO: all ranks act and learn with all parameters
         digest = context.parameters.digest()
     elif set(eval_ranks) <= set(context.layout.learning):
         digest = context.parameters.digest(also=algorithm.kept.values())

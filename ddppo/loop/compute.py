@@ -47,7 +47,7 @@ def choose_compute(context: RankContext, progress: TrainState, *, only_cpp: bool
     All ranks that learn together call it together. only_cpp: for a rank that only acts, so that torch need not compile
     a step. Raises TrainingError if compile=on or torch asks for a step that cannot be made.
     """
-    if context.algorithm is not None:  # an algorithm of its own learns in PyTorch
+    if context.algorithm.learner_class is None:  # an algorithm of its own learns in PyTorch
         context.derived["step"] = "eager"
         return
     # 1. Recurrent layers have C++ of their own, whichever step is taken.

@@ -113,8 +113,7 @@ class Loop:
 
         # 1. Collect T steps of every environment.
         share_done = progress.env_steps / config.training.total_steps
-        if context.algorithm is not None:
-            context.algorithm.progress = share_done
+        context.algorithm.progress = share_done
         with clock.phase("rollout"):
             if sampler.every_iteration:  # of whole episodes: each iteration begins new ones
                 topology.reset(sampler.sample(iteration))

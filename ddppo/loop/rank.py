@@ -125,7 +125,7 @@ class Rank:
             self.context.layout,
             config.log.episode_window,
             compared_content(self.context),
-            statistic_names(config.ppo) if self.context.algorithm is None else (),
+            statistic_names(config.ppo) if self.context.algorithm.learner_class is not None else (),
         )
         self.checkpointer = Checkpointer(
             run_dir, self.context, self.progress, self.evaluator, self.reporter.window

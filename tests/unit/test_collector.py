@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from ddppo.algorithms.ppo import with_ratios
 from ddppo.config.settings import EnvConfig
 from ddppo.config.variants import settings_of
 from ddppo.distributed.topologies.actors import RolloutMessage
-from ddppo.distributed.topologies.async_actors.learner import with_ratios
 from ddppo.envs.make import make_vec_env
 from ddppo.envs.vec_env import EnvNames, EnvStep
 from ddppo.loop.evaluation import Policy

@@ -2,8 +2,8 @@ import dataclasses
 
 import torch
 
+from ddppo.algorithms.ppo import with_ratios
 from ddppo.config.variants import settings_of
-from ddppo.distributed.topologies.async_actors.learner import with_ratios
 from ddppo.models.build import build_model
 from ddppo.models.distributions import action_distribution
 from ddppo.ppo.normalization import ObsNormalizer

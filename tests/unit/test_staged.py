@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from ddppo.algorithms.ppo import with_ratios
 from ddppo.collectives.group import Group
 from ddppo.config.settings import EnvConfig
 from ddppo.config.variants import settings_of
 from ddppo.distributed.gradient_sync import FlatParameters, FlatSync
-from ddppo.distributed.topologies.async_actors.learner import with_ratios
 from ddppo.envs.make import make_eval_env
 from ddppo.envs.probing.probe import probe
 from ddppo.errors import ConfigError

@@ -17,11 +17,10 @@ import torch
 
 from ddppo.algorithms.build import whole_episodes
 from ddppo.algorithms.contract import Algorithm
-from ddppo.algorithms.grpo import EpisodeCollector, GrpoLearner
+from ddppo.algorithms.grpo import EpisodeCollector
 from ddppo.algorithms.learner import AlgorithmLearner
 from ddppo.algorithms.task_sampler import TaskSample, TaskSampler
 from ddppo.collectives.group import Group
-from ddppo.config.algorithm_settings import GrpoSettings
 from ddppo.config.settings import Config, EnvConfig
 from ddppo.distributed.gradient_sync import (
     FlatParameters,
@@ -30,6 +29,7 @@ from ddppo.distributed.gradient_sync import (
     make_gradient_sync,
 )
 from ddppo.distributed.topologies.contract import Layout, Role
+from ddppo.distributed.topologies.settings import AsyncActorsSettings
 from ddppo.envs.guard import STEPPED, guarded
 from ddppo.envs.make import make_vec_env
 from ddppo.envs.vec_env import VecEnv
@@ -73,7 +73,7 @@ class RankContext:
     obs_normalizer: ObsNormalizer | None  # None with ppo.normalize_obs=false
     # The seeds and reset options of episodes; every rank has one, and all stay equal.
     sampler: TaskSampler
-    algorithm: Algorithm | None  # acts and learns; None for PPO and GRPO, which have classes of their own
+    algorithm: Algorithm  # acts and learns
     # Made from all of the above. `build` returns a context with these; the one that a topology keeps is without them.
     topology: "Topology" = cast("Topology", None)
     eval_ranks: tuple[int, ...] = ()  # ranks that run evaluation episodes: they hold the current parameters
@@ -98,7 +98,7 @@ class RankContext:
     @property
     def synchronised(self) -> tuple[str, ...]:
         """Prefixes of the parameters that acting needs."""
-        return ("",) if self.algorithm is None else self.algorithm.synchronised
+        return self.algorithm.synchronised
 
     @property
     def state_size(self) -> tuple[int, int]:
@@ -166,7 +166,7 @@ class RankContext:
             dtype=getattr(torch, self.config.dtype),
             sequence_length=self.config.training.sequence_length,
         )
-        if self.algorithm is not None:
+        if self.algorithm.learner_class is None:
             collector.use_algorithm(self.algorithm)
         elif self.shape.num_shards:  # dist.reduction=ordered
             collector.acting = ShardedActing(collector, self.shape.local_num_shards)
@@ -177,28 +177,27 @@ class RankContext:
         dist, shape = self.config.dist, self.shape
         if shape.num_shards:
             return OrderedSync(self.model, self.parameters, group, num_shards=shape.local_num_shards)
-        kind = dist.grad_sync if group.world_size > 1 else "flat"
+        # torch's DistributedDataParallel sums the gradients of one loss; another algorithm may have several.
+        is_ppo = self.algorithm.learner_class is not None
+        kind = dist.grad_sync if group.world_size > 1 and is_ppo else "flat"
         return make_gradient_sync(kind, self.model, self.parameters, group, bucket_cap_mb=dist.bucket_cap_mb)
 
     def learner(self, group: Group, sync: GradientSync) -> Any:
         """Make the learner of this rank among those of `group`, which learn from equal shares of the batch."""
-        config, ppo = self.config, self.config.ppo
-        shape = self.shape.over(group.world_size)
+        config, training, shape = self.config, self.config.training, self.shape.over(group.world_size)
         normalizers = Normalizers(self.obs_normalizer)
-        if ppo.normalize_rewards:
+        if training.normalize_rewards:
             normalizers.rewards = RewardNormalizer(
-                shape.local_num_envs, ppo.gamma, self.device, shape.local_num_shards
+                shape.local_num_envs, training.gamma, self.device, shape.local_num_shards
             )
-        learner: Learner | AlgorithmLearner
-        if self.algorithm is not None:
-            learner = AlgorithmLearner(
-                self.algorithm, config.training, shape, sync, group, normalizers, config.seed
+        if (own_class := self.algorithm.learner_class) is None:
+            learner: Any = AlgorithmLearner(
+                self.algorithm, training, shape, sync, group, normalizers, config.seed
             )
-        elif isinstance(ppo, GrpoSettings):
-            learner = GrpoLearner(ppo, shape, self.model, sync, group, normalizers, config.seed)
         else:
-            learner = Learner(ppo, shape, self.model, sync, group, normalizers, config.seed)
-            learner.estimator.correction = getattr(config.dist, "correction", "clip")
+            learner = own_class(training, shape, self.model, sync, group, normalizers, config.seed)
+        if own_class is not None and isinstance(config.dist, AsyncActorsSettings):
+            learner.estimator.correction = config.dist.correction
         learner.guard = NonFiniteGuard(
             config.on_nonfinite, config.on_nonfinite_max, config.on_nonfinite_factor
         )

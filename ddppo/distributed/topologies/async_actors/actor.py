@@ -63,8 +63,7 @@ class AsyncActor(Topology):
             # 1. Receive parameters, or the end of the run.
             while (header := ReplyHeader(*learner.unpack(REPLY_HEADER))) != END:
                 self._parameters.receive(learner)
-                if self._context.algorithm is not None:
-                    self._context.algorithm.progress = header.progress
+                self._context.algorithm.progress = header.progress
                 # In the first reply, and in the first one after a restart, the learner says where to begin.
                 if header.first >= 0:
                     self.reset(self._context.sampler.sample(header.first))

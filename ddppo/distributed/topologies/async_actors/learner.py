@@ -4,13 +4,12 @@ The lag of a rollout is the number of updates between the parameters that acted 
 Two rules bound it by dist.max_lag: `AsyncLearner._reply` lets an actor go on only if its next rollout can be used, and
 `AsyncLearner._take` refuses a rollout that is too old.
 
-Below the learner: `with_ratios`, which corrects rollouts of older parameters, and `RewardsByActor`, which normalises
-rewards of rollouts that arrive in any order.
+Below the learner: `RewardsByActor`, which normalises rewards of rollouts that arrive in any order. A rollout of older
+parameters is corrected by the algorithm (`Algorithm.corrected`; PPO's is in ddppo/algorithms/ppo.py).
 
 Espeholt et al. 2018, "IMPALA", arXiv:1802.01561; Mnih et al. 2016, "A3C", arXiv:1602.01783.
 """
 
-import dataclasses
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
@@ -30,11 +29,9 @@ from ddppo.distributed.topologies.async_actors.connections import (
 )
 from ddppo.distributed.topologies.base import Collected, OwnPaceReport, RankContext, Topology
 from ddppo.distributed.topologies.settings import AsyncActorsSettings
-from ddppo.models.actor_critic import ActorCritic
 from ddppo.ppo.learner import Update
-from ddppo.ppo.normalization import Gather, ObsNormalizer, RewardNormalizer
+from ddppo.ppo.normalization import Gather, RewardNormalizer
 from ddppo.ppo.rollout import FinishedEpisode, Rollout
-from ddppo.spaces import each, zipped
 from ddppo.terminal import warn
 
 
@@ -138,10 +135,9 @@ class AsyncLearner(Topology):
             self._rewards.expect([(taken.rank, taken.number >> _COUNT_BITS) for taken in self._taken])
         update = self.learner.update(self._corrected(collected.rollout, lags), iteration, progress)
         self._version, self._lags = iteration, lags
-        if (algorithm := self._context.algorithm) is not None:
-            # Actors that go on now act in the next iteration.
-            num_steps = int(collected.rollout.valid.sum())
-            algorithm.progress = progress + num_steps / self._context.config.training.total_steps
+        # Actors that go on now act in the next iteration.
+        num_steps = int(collected.rollout.valid.sum())
+        self._context.algorithm.progress = progress + num_steps / self._context.config.training.total_steps
         self._taken.clear()
         # Actors that waited for this update go on.
         self._reply()
@@ -150,11 +146,11 @@ class AsyncLearner(Topology):
     def _corrected(self, rollout: Rollout, lags: list[int]) -> Rollout:
         """Return the rollout with ratios for the environments of old rollouts; unchanged if dist.correction=none."""
         context = self._context
-        if not self._corrects or not any(lags) or context.algorithm is not None:
+        if not self._corrects or not any(lags):
             return rollout
         # [K] -> [K * E]
         is_old = torch.tensor(lags, device=context.device).repeat_interleave(context.shape.local_num_envs) > 0
-        return with_ratios(rollout, is_old, context.model, context.obs_normalizer)
+        return context.algorithm.corrected(rollout, is_old, context.obs_normalizer)
 
     def _take(self, actor: ConnectedActor) -> list[FinishedEpisode]:
         """Receive an actor's rollout and keep it unless it is too old; return the episodes that ended in it."""
@@ -186,9 +182,7 @@ class AsyncLearner(Topology):
                 # Noise and seeds follow from a rollout's number, so a process must begin with one that no rollout of
                 # this run has had: (updates done, starts of this actor, 0). It is 0 at the start of a run.
                 first = (self._version << 32) + ((actor.num_starts - 1) << _COUNT_BITS)
-            algorithm = self._context.algorithm
-            share_done = 0.0 if algorithm is None else algorithm.progress
-            self._actors.send(actor, ReplyHeader(self._version, first, share_done))
+            self._actors.send(actor, ReplyHeader(self._version, first, self._context.algorithm.progress))
 
     def measured(self) -> dict[str, float]:
         lags = self._lags
@@ -250,62 +244,6 @@ def _with(report: OwnPaceReport, header: RolloutHeader, num_steps: int) -> OwnPa
         report.num_messages + header.num_sends,
         report.num_bytes + header.num_bytes,
         header.num_restarts,
-    )
-
-
-# -- Rollouts of older parameters.
-
-_ROWS = 32_768  # rows of one forward pass; they bound memory, not results
-
-
-@torch.no_grad()
-def with_ratios(
-    rollout: Rollout,
-    is_old: torch.Tensor,
-    model: ActorCritic,
-    normalizer: ObsNormalizer | None,
-) -> Rollout:
-    """Return the rollout with ratios pi / mu, and log-probabilities and values of pi, where `is_old` `[E]`.
-
-    pi is the policy of `model`, mu the policy that acted. Observations are normalised by the present moments. PPO's own
-    ratios then begin at 1, and these stand in front of them: Hilton et al. 2022, "Batch size-invariance for policy
-    optimization", arXiv:2110.00641, which has a proximal policy beside the behaviour policy. Values of final
-    observations, and of the successor of the last row, stay those of the acting parameters, because these observations
-    do not travel.
-    """
-    steps, num_old = len(rollout.rewards), int(is_old.sum())
-    # Select the old environments, [T, E, ...] -> [T, old, ...], and normalise anew.
-    raw = each(lambda x: x[:, is_old], rollout.raw_obs)
-    obs = raw if normalizer is None else normalizer(raw)
-    mask = None if rollout.action_mask is None else rollout.action_mask[:, is_old]
-    actions = rollout.actions[:, is_old]
-    # Evaluate pi on [T * old] rows, some at a time.
-    rows = zipped(each(lambda x: x.flatten(0, 1).split(_ROWS), obs))
-    with model.unchanged():
-        evaluated = map(model.evaluate_actions, rows, actions.flatten(0, 1).split(_ROWS))
-        params, values = (torch.cat(x).unflatten(0, (steps, num_old)) for x in zip(*evaluated, strict=True))
-        state_values = values
-        if model.values_are_of_actions:
-            state_values = torch.cat(list(map(model.value, rows))).unflatten(0, (steps, num_old))
-    old_logprobs = rollout.logprobs[:, is_old]
-    logprobs = model.distribution(params, mask).log_prob(actions)
-    # Within an episode the next value of row t is the value of row t + 1.
-    next_values = rollout.next_values[:, is_old].clone()
-    continues = ~(rollout.terminated | rollout.truncated)[:-1, is_old]
-    next_values[:-1] = torch.where(continues, state_values[1:], next_values[:-1])
-
-    def put(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-        out = old.clone()
-        out[:, is_old] = new.to(old.dtype)
-        return out
-
-    return dataclasses.replace(
-        rollout,
-        obs=each(put, rollout.obs, obs),
-        logprobs=put(rollout.logprobs, logprobs),
-        values=put(rollout.values, values),
-        next_values=put(rollout.next_values, next_values),
-        ratios=put(torch.ones_like(rollout.logprobs), (logprobs - old_logprobs).exp()),
     )
 
 
