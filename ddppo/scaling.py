@@ -1,6 +1,7 @@
 """The sizes of an iteration as a function of the number of ranks W. Pure arithmetic, no torch.
 
 Strong scaling keeps the global batch: more ranks have fewer environments each. Weak scaling keeps the batch of a rank.
+If the number of ranks does not divide the environments, the first ranks have one environment more than the others.
 
 Why results do not depend on W, in one place:
 
@@ -17,8 +18,15 @@ and env.backend=gym_vector for a task with one random stream for its whole batch
 """
 
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from ddppo.errors import ConfigError
+
+
+def nearly_equal(number: int, num_parts: int) -> tuple[int, ...]:
+    """Return `number` in whole parts that differ by at most one, the larger ones first."""
+    fewest, rest = divmod(number, num_parts)
+    return (fewest + 1,) * rest + (fewest,) * (num_parts - rest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +43,9 @@ class BatchShape:
     num_epochs: int  # K, passes over the batch
     learning_rate_scale: float = 1.0  # factor of the step sizes, by weak scaling
     num_stepping: int = 0  # ranks that step environments; 0: all ranks
-    env_shares: tuple[int, ...] = ()  # environments of each stepping rank, in global order; (): equal shares
+    env_shares: tuple[
+        int, ...
+    ] = ()  # environments of each stepping rank, in global order; (): nearly equal shares
     batch_envs: int = (
         0  # async_actors: rollouts of one environment that an update learns from; 0: one of each
     )
@@ -44,11 +54,19 @@ class BatchShape:
     )
 
     @property
+    def num_shares(self) -> int:
+        """Number of ranks that share the environments."""
+        return self.num_stepping or self.world_size
+
+    @property
     def local_num_envs(self) -> int:
         """E, environments of one stepping rank; the largest share if shares are unequal."""
-        if self.env_shares:
-            return max(self.env_shares)
-        return self.num_envs // (self.num_stepping or self.world_size)
+        return max(self.env_shares, default=-(-self.num_envs // self.num_shares))
+
+    @property
+    def fewest_envs(self) -> int:
+        """The smallest share of the environments."""
+        return min(self.env_shares, default=self.num_envs // self.num_shares)
 
     @property
     def local_num_shards(self) -> int:
@@ -57,11 +75,12 @@ class BatchShape:
 
     @property
     def batch_size(self) -> int:
-        """B = W * E * T, samples of all ranks in one iteration."""
+        """B = N * T, samples of all ranks in one iteration."""
         return (self.batch_envs or self.num_envs) * self.rollout_steps
 
     @property
     def local_batch_size(self) -> int:
+        """Samples of the rank with the largest share."""
         return self.local_num_envs * self.rollout_steps
 
     @property
@@ -74,18 +93,27 @@ class BatchShape:
         if self.env_shares:
             first = sum(self.env_shares[:place])
             return range(first, first + self.env_shares[place])
-        return range(place * self.local_num_envs, (place + 1) * self.local_num_envs)
+        # The first `rest` ranks have one environment more.
+        fewest, rest = divmod(self.num_envs, self.num_shares)
+        first = place * fewest + min(place, rest)
+        return range(first, first + fewest + (place < rest))
 
     def over(self, num_ranks: int) -> "BatchShape":
-        """Return the same batch in equal shares over `num_ranks` ranks."""
+        """Return the same batch over `num_ranks` ranks, the ones that learn.
+
+        A rank that learns for several stepping ranks has the environments of all of them, neighbours in order. Every
+        learner has as many of these ranks as the others, or the first learners one more.
+        """
+        shares: tuple[int, ...] = ()
+        if num_ranks == self.num_shares:
+            shares = self.env_shares
+        elif 1 < num_ranks < self.num_shares:
+            sizes = (len(self.env_indices(place)) for place in range(self.num_shares))
+            shares = tuple(sum(islice(sizes, n)) for n in nearly_equal(self.num_shares, num_ranks))
         num_envs = self.batch_envs or self.num_envs
         return replace(
-            self, num_envs=num_envs, world_size=num_ranks, num_stepping=0, batch_envs=0, env_shares=()
+            self, num_envs=num_envs, world_size=num_ranks, num_stepping=0, batch_envs=0, env_shares=shares
         )
-
-
-def _divisors(n: int) -> str:
-    return ", ".join(str(d) for d in range(1, n + 1) if n % d == 0)
 
 
 def strong(
@@ -93,8 +121,8 @@ def strong(
 ) -> BatchShape:
     """Keep the global batch B = num_envs * rollout_steps for every W.
 
-    The environments are divided among the ranks. If there are more ranks than environments, each rank has one, so
-    num_envs grows to W, and rollout_steps shrinks to B / W. Raises ConfigError if no exact division exists.
+    The ranks share the environments. If there are more ranks than environments, each rank has one, so num_envs grows
+    to W, and rollout_steps shrinks to B / W. Raises ConfigError if W then does not divide B.
     """
     check_division(num_envs, rollout_steps, world_size, f"dist.world_size={world_size}")
     # Fewer environments a rank; beyond one environment a rank, shorter rollouts.
@@ -106,19 +134,12 @@ def strong(
 
 def check_division(num_envs: int, rollout_steps: int, num_ranks: int, subject: str) -> None:
     """Raise ConfigError if strong scaling cannot divide the batch among `num_ranks`. subject: begins the message."""
-    if num_ranks <= num_envs:
-        if num_envs % num_ranks:
-            raise ConfigError(
-                f"{subject} does not divide env.num_envs={num_envs}: use one of {_divisors(num_envs)}, or set "
-                f"env.num_envs to a multiple of {num_ranks}"
-            )
-        return
     batch = num_envs * rollout_steps
-    if batch % num_ranks:
+    if num_ranks > num_envs and batch % num_ranks:
         raise ConfigError(
             f"{subject} does not divide the batch env.num_envs={num_envs} * ppo.rollout_steps={rollout_steps} = "
-            f"{batch}, which scaling=strong keeps: change either to make the batch a multiple of "
-            f"{num_ranks}, or use scaling=weak"
+            f"{batch}, which scaling=strong keeps: use at most {num_envs}, change either to make the batch a multiple "
+            f"of {num_ranks}, or use scaling=weak"
         )
 
 

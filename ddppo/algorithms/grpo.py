@@ -340,7 +340,7 @@ class GrpoLearner(Learner):
         seed: int,
     ) -> None:
         super().__init__(config, shape, model, sync, group, normalizers, seed)
-        first_env = group.rank * shape.local_num_envs
+        first_env = shape.env_indices(group.rank).start
         self.estimator = GroupRelative(config, shape.num_envs, first_env, group.gather)
         if config.kl_coef:
             self.reference = Reference(self.parameters, model.distribution, EvaluateActions(model))

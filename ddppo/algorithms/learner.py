@@ -259,7 +259,13 @@ class LearnerStep:
         return (x - mean) / (std + _EPS)
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
-        return self.group.gather(x.detach().cpu()).flatten(0, 1)
+        # Learners may have unequal shares of the environments: pad to the largest, and drop the padding.
+        local = x.detach().cpu()
+        padded = local.new_zeros(self.shape.local_num_envs, *local.shape[1:])
+        padded[: len(local)] = local
+        of_all = self.group.gather(padded)  # [W, most, ...]
+        shares = [len(self.shape.env_indices(place)) for place in range(self.group.world_size)]
+        return torch.cat([of_rank[:num_envs] for of_rank, num_envs in zip(of_all, shares, strict=True)])
 
     def minibatches(
         self, rollout: Transitions, num_epochs: int, num_minibatches: int
@@ -270,7 +276,7 @@ class LearnerStep:
             local_minibatches(self._seed, self.iteration, epoch, shape, self.group.rank)
             for epoch in range(num_epochs)
         ]
-        if rollout.valid.numel() < shape.local_batch_size:
+        if rollout.valid.numel() < len(self.envs) * shape.rollout_steps:
             plan = [of_first(rollout.valid.numel(), *epoch) for epoch in plan]
         valid = rollout.valid.flatten().cpu().numpy()
         parts = [

@@ -3,7 +3,6 @@
 `layout` and `batch_shape` are read everywhere: which rank steps, acts and learns, and how large a rollout is.
 """
 
-from contextlib import suppress
 from dataclasses import replace
 
 from ddppo.config.settings import Config, DistSettings
@@ -11,8 +10,6 @@ from ddppo.distributed.topologies.contract import Layout, Sizes
 from ddppo.distributed.topologies.known import find
 from ddppo.errors import ConfigError
 from ddppo.scaling import BatchShape, check_division, strong, weak
-
-_NEAR = 16  # a message names world sizes at most so far from the given one
 
 
 def batch_shape(config: Config) -> BatchShape:
@@ -32,14 +29,15 @@ def batch_shape(config: Config) -> BatchShape:
         "num_minibatches": config.training.num_minibatches,
         "num_epochs": config.training.num_epochs,
     }
-    # 2. The rule: strong keeps the global batch, weak that of one rank. Uneven shares are computed as one rank's.
+    # 2. The rule: strong keeps the global batch, weak that of one rank. Given shares are computed as one rank's.
     if shares:
         shape = strong(**sizes | {"world_size": 1})
     elif config.scaling.rule == "weak":
         shape = weak(**sizes, learning_rate_rule=config.scaling.learning_rate_rule)
     else:
         if num_stepping != world_size:
-            _check_shares(config, num_stepping)
+            subject = f"{num_stepping}, the ranks that step environments of dist.world_size={world_size},"
+            check_division(config.env.num_envs, config.ppo.rollout_steps, num_stepping, subject)
         shape = strong(**sizes)
     # 3. All ranks again, with the sizes that only some topologies have.
     shape = replace(
@@ -49,29 +47,9 @@ def batch_shape(config: Config) -> BatchShape:
         env_shares=shares,
         num_shards=num_shards(config),
     )
-    return replace(shape, batch_envs=(config.training.rollouts_per_update or 0) * shape.local_num_envs)
-
-
-def _check_shares(config: Config, num_stepping: int) -> None:
-    """Check that the ranks that step environments share them equally. The message names values of dist.world_size."""
-    world_size, num_envs = config.dist.world_size, config.env.num_envs
-    if num_stepping > num_envs or num_envs % num_stepping == 0:
-        subject = f"{num_stepping}, the ranks that step environments of dist.world_size={world_size},"
-        check_division(num_envs, config.training.rollout_steps, num_stepping, subject)
-        return
-    # Find nearby numbers of ranks with which the division works, for the message.
-    possible = []
-    for other in range(max(1, world_size - _NEAR), world_size + _NEAR):
-        with suppress(ConfigError):
-            dist = replace(config.dist, world_size=other)
-            if num_envs % len(layout(replace(config, dist=dist)).stepping) == 0:
-                possible.append(other)
-    nearest = sorted(sorted(possible, key=lambda other: abs(other - world_size))[:4])
-    ranks = f"use dist.world_size={' or '.join(map(str, nearest))}, or set" if nearest else "set"
-    raise ConfigError(
-        f"distributed={config.dist.topology} with dist.world_size={world_size}: {num_stepping} ranks step "
-        f"environments, which does not divide env.num_envs={num_envs}: {ranks} env.num_envs to a multiple of "
-        f"{num_stepping}"
+    # K rollouts hold K times the mean share of the environments.
+    return replace(
+        shape, batch_envs=(config.training.rollouts_per_update or 0) * shape.num_envs // num_stepping
     )
 
 

@@ -268,7 +268,7 @@ def check_workers(config: Config, shape: BatchShape) -> None:
             "env.backend=pool, or leave the number out"
         )
     # A worker without an environment would be idle.
-    fewest = min(shape.env_shares, default=shape.local_num_envs)
+    fewest = shape.fewest_envs
     if num_workers > fewest:
         raise ConfigError(
             f"env.num_workers={num_workers} exceeds the {fewest} environments of a rank: use at most {fewest}"

@@ -107,10 +107,10 @@ class Environments:
         None if this rank does not learn, or rewards are not normalised.
         """
         learning, rank = self._context.layout.learning, self._group.rank
-        normalizer = self._context.topology.learner.reward_normalizer
-        if rank not in learning or normalizer is None:
+        learner = self._context.topology.learner
+        if rank not in learning or learner.reward_normalizer is None:
             return None
-        return learning.index(rank) * len(normalizer.discounted), normalizer.discounted
+        return learner.shape.env_indices(learning.index(rank)).start, learner.reward_normalizer.discounted
 
     def _pack(self) -> list[bytes]:
         """Return this rank's part of the state, in the order in which `RankStates.read` reads it.

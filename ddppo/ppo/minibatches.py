@@ -45,17 +45,19 @@ def minibatch_bounds(batch_size: int, num_minibatches: int) -> list[int]:
 def local_minibatches(seed: int, iteration: int, epoch: int, shape: BatchShape, rank: int) -> EpochPlan:
     """Return this rank's samples `[E * T]` of one epoch, and M + 1 offsets of its minibatches.
 
-    Sample (t, i) of the global batch has number t * N + i. A rank keeps the samples of its own environments and
-    renumbers them t * E + (i - first). Minibatches of a rank may differ in size.
+    Sample (t, i) of the global batch has number t * N + i. A rank keeps the samples of its own E environments and
+    renumbers them t * E + (i - first). Minibatches of a rank may differ in size, and E from rank to rank.
     """
     permutation = minibatch_permutation(seed, iteration, epoch, shape.batch_size)
     bounds = minibatch_bounds(shape.batch_size, shape.num_minibatches)
     if shape.world_size == 1:
         return EpochPlan(permutation, bounds)
+    own = shape.env_indices(rank)
     # The C++ library does the same in one pass, if this process has loaded it.
     if (native := loaded()) is not None and shape.batch_size < 2**32:
-        local, offsets = np.empty(shape.local_batch_size, np.int64), np.empty(len(bounds), np.int64)
-        sizes = (shape.num_envs, rank * shape.local_num_envs, shape.local_num_envs)
+        local = np.empty(len(own) * shape.rollout_steps, np.int64)
+        offsets = np.empty(len(bounds), np.int64)
+        sizes = (shape.num_envs, own.start, len(own))
         cuts = (ctypes.c_int64 * len(bounds))(*bounds)
         native.stream_share(
             permutation.ctypes, ctypes.c_int64(len(permutation)), *map(ctypes.c_int64, sizes), cuts,
@@ -63,9 +65,9 @@ def local_minibatches(seed: int, iteration: int, epoch: int, shape: BatchShape, 
         )  # fmt: skip
         return EpochPlan(local, offsets.tolist())
     steps, envs = np.divmod(permutation, shape.num_envs)
-    local_envs = envs - rank * shape.local_num_envs
-    is_local = (local_envs >= 0) & (local_envs < shape.local_num_envs)
-    local = steps[is_local] * shape.local_num_envs + local_envs[is_local]
+    local_envs = envs - own.start
+    is_local = (local_envs >= 0) & (local_envs < len(own))
+    local = steps[is_local] * len(own) + local_envs[is_local]
     num_local_before = np.concatenate([[0], np.cumsum(is_local)])
     return EpochPlan(local, [int(num_local_before[b]) for b in bounds])
 

@@ -30,7 +30,11 @@ def header(config: Config, shape: BatchShape, derived: Mapping[str, Any], width:
     num_updates = s.num_minibatches * s.num_epochs
     all_step = s.num_stepping in (0, s.world_size)
     steppers = f"W x E = {s.world_size}" if all_step else f"ranks that step x E = {s.num_stepping}"
-    shares = " + ".join(map(str, s.env_shares)) or f"{steppers} x {s.local_num_envs}"
+    shares = f"{steppers} x {s.local_num_envs}"
+    if s.env_shares:
+        shares = " + ".join(map(str, s.env_shares))
+    elif rest := s.num_envs % s.num_shares:  # the first ranks have one environment more
+        shares = f"{rest} x {s.local_num_envs} + {s.num_shares - rest} x {s.fewest_envs}"
     # A rollout of whole episodes may end before T steps.
     at_least, at_most = ("at least ", "at most ") if derived.get("whole_episodes") else ("", "")
     batch = f"{config.training.rollouts_per_update} x E" if s.batch_envs else "N"

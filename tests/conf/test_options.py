@@ -148,12 +148,12 @@ def test_distributed_lands_at_dist(composed):
     assert composed("distributed=ddp", "dist.world_size=4").dist.world_size == 4
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4, 8, 16, 32])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5, 8, 16, 32])
 def test_strong_scaling_keeps_a_batch_of_512(composed, world_size):
     sizes = ["env.num_envs=8", "ppo.rollout_steps=64", f"dist.world_size={world_size}"]
     _, shape = convert(composed("scaling=strong", *sizes))
-    assert shape.world_size * shape.local_num_envs * shape.rollout_steps == 512
-    assert shape.local_num_envs == max(1, 8 // world_size)
+    assert shape.batch_size == shape.num_envs * shape.rollout_steps == 512
+    assert shape.fewest_envs == max(1, 8 // world_size)
     assert [i for rank in range(world_size) for i in shape.env_indices(rank)] == list(
         range(max(8, world_size))
     )

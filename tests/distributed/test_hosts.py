@@ -98,9 +98,9 @@ def test_a_run_goes_on_without_a_rank_and_without_a_host_with_one_more_and_after
 
 def test_ranks_of_other_hosts_end_where_rank_0_finds_a_mistake(tmp_path):
     with cluster.Hosts(2) as hosts:
-        wrong = ["env.num_envs=6"]  # which 4 ranks do not divide
+        wrong = ["env.num_envs=3", "ppo.rollout_steps=33"]  # a batch that 4 ranks do not divide
         both = [torchrun(hosts, host, tmp_path, *wrong, nodes="2", restarts=0) for host in (0, 1)]
         codes = [process.wait(timeout=PATIENCE_S) for process in both]
     assert codes == [1, 1]
-    assert "dist.world_size=4 does not divide env.num_envs=6" in (tmp_path / "log0").read_text()
+    assert "dist.world_size=4 does not divide the batch env.num_envs=3" in (tmp_path / "log0").read_text()
     assert "(exitcode: 2)" in (tmp_path / "log1").read_text()

@@ -244,13 +244,13 @@ def test_optuna_without_a_trial_that_worked_says_why_and_no_more(tmp_path):
 @NEEDS_TUNE
 def test_joblib_runs_seeds_side_by_side_and_tells_the_same_at_the_end(tmp_path):
     arguments = [
-        *SMALL, "env.backend=pool", "seed=0,1", "dist.world_size=1,3", "hydra/launcher=joblib",
+        *SMALL, "env.backend=pool", "seed=0,1", "dist.world_size=1,5", "hydra/launcher=joblib",
         "hydra.launcher.n_jobs=2", f"sweep={tmp_path}",
     ]  # fmt: skip
     result = run([*TRAIN, *arguments], tmp_path)
     assert result.code == 1
     assert f"sweep {tmp_path}: 4 runs, 2 completed, 2 failed" in result.stderr
-    assert "dist.world_size=3 does not divide env.num_envs=4" in result.stderr
+    assert "dist.world_size=5 does not divide the batch env.num_envs=4" in result.stderr
     assert "Traceback" not in result.stderr
     assert sorted(summary(path)["config"]["seed"] for path in run_dirs(tmp_path)) == [0, 1]
 

@@ -9,13 +9,9 @@ from ddppo.scaling import BatchShape
 
 @st.composite
 def batches(draw):
-    """Sizes (E, T, M) of any batch, and some numbers of ranks."""
-    envs_per_step = draw(st.integers(1, 4))
-    steps = draw(st.integers(1, 9))
-    world_sizes = draw(st.lists(st.integers(1, 6), min_size=1, max_size=3, unique=True))
-    num_envs = envs_per_step
-    for world_size in world_sizes:
-        num_envs *= world_size
+    """Sizes (N, T, M) of any batch, and some numbers of ranks, which need not divide N."""
+    num_envs, steps = draw(st.integers(1, 24)), draw(st.integers(1, 9))
+    world_sizes = draw(st.lists(st.integers(1, num_envs), min_size=1, max_size=3, unique=True))
     num_minibatches = draw(st.integers(1, min(num_envs * steps, 40)))
     return num_envs, steps, num_minibatches, world_sizes
 
@@ -26,11 +22,12 @@ def samples_of_minibatches(num_envs, steps, num_minibatches, world_size, seed, e
     parts = [[] for _ in range(num_minibatches)]
     for rank in range(world_size):
         local, bounds = local_minibatches(seed, 1, epoch, shape, rank)
-        assert (bounds[0], bounds[-1], len(bounds)) == (0, shape.local_batch_size, num_minibatches + 1)
+        envs = shape.env_indices(rank)
+        assert (bounds[0], bounds[-1], len(bounds)) == (0, len(envs) * steps, num_minibatches + 1)
         for m, part in enumerate(parts):
             for sample in local[bounds[m] : bounds[m + 1]].tolist():
-                t, local_env = divmod(sample, shape.local_num_envs)
-                part.append((t, shape.env_indices(rank)[local_env]))
+                t, local_env = divmod(sample, len(envs))
+                part.append((t, envs[local_env]))
     return parts
 
 

@@ -108,9 +108,9 @@ def test_equal_jobs_are_one_array_and_a_failed_one_does_not_lose_the_others(fold
 
 @pytest.mark.slow
 def test_a_run_that_cannot_be_is_not_submitted_and_the_others_are_once_each(folder):
-    done = sweep(folder, "dist.world_size=3,1", "seed=0,0")
+    done = sweep(folder, "dist.world_size=33,1", "seed=0,0")
     assert done.code == 1
-    assert "dist.world_size=3 does not divide env.num_envs=32" in done.stderr
+    assert "dist.world_size=33 does not divide the batch env.num_envs=32" in done.stderr
     assert len(book(folder)) == 1
     assert summary(folder / next(iter(book(folder))))["status"] == "completed"
 

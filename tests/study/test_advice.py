@@ -292,7 +292,7 @@ def test_a_rank_that_others_wait_for_is_named_with_what_ends_its_rollouts_early(
         ("resume=x", ["resume=x", "begin anew"]),
         ("-m", ["-m", "without dashes"]),
         ("ppo.gama=0.9", ["ppo.gama", "ppo.gamma"]),
-        ("dist.world_size=3", ["dist.world_size=3", "env.num_envs=8"]),
+        ("dist.world_size=11", ["dist.world_size=11", "env.num_envs=8"]),
         ("dist.world_size=1,two", ["dist.world_size=1,two", "numbers of workers"]),
         ("hydra/launcher=joblib", ["hydra/launcher=joblib", "no effect on probes"]),
         ("hydra/launcher=slurm", ["add dist.world_size=1,2,4,8"]),

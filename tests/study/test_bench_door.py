@@ -54,7 +54,7 @@ def no_runs(monkeypatch):
         ("workloads=", ["workloads=", "no value"]),
         ("world_sizes=0", ["world_sizes=0", "numbers of workers"]),
         ("world_sizes=two", ["world_sizes=two", "numbers of workers"]),
-        ("world_sizes=3", ["dist.world_size=3", "env.num_envs=8"]),
+        ("world_sizes=11", ["dist.world_size=11", "env.num_envs=8"]),
         ("rules=week", ["rules=week", "strong, weak"]),
         ("workloads=W1 env=pendulum", ["workloads=W1 and env=pendulum", "give one of them"]),
         ("dist.world_size=2", ["dist.world_size=2", "use world_sizes="]),

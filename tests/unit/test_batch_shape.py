@@ -19,19 +19,9 @@ def test_strong_keeps_the_batch_first_by_fewer_environments_then_by_shorter_roll
     assert shape.learning_rate_scale == 1.0
 
 
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        (
-            {"num_envs": 8, "world_size": 3},
-            r"world_size=3 does not divide env.num_envs=8: use one of 1, 2, 4, 8",
-        ),
-        ({"num_envs": 4, "world_size": 6}, r"world_size=6 does not divide the batch .* = 256"),
-    ],
-)
-def test_strong_refuses_what_it_cannot_divide_and_names_what_it_could(sizes, message):
-    with pytest.raises(ConfigError, match=message):
-        strong(rollout_steps=64, **sizes, **COUNTS)
+def test_strong_refuses_more_ranks_than_environments_whose_rollouts_cannot_be_shortened_to_the_same_batch():
+    with pytest.raises(ConfigError, match=r"world_size=6 does not divide the batch .* = 256.*use at most 4"):
+        strong(num_envs=4, rollout_steps=64, world_size=6, **COUNTS)
 
 
 @pytest.mark.parametrize(("rule", "scale"), [("none", 1.0), ("linear", 4.0), ("sqrt", 2.0)])
@@ -41,17 +31,46 @@ def test_weak_keeps_one_ranks_batch_and_scales_the_learning_rate_by_its_rule(rul
     assert (shape.batch_size, shape.local_batch_size, shape.learning_rate_scale) == (2048, 512, scale)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_every_environment_belongs_to_one_rank(world_size):
+@pytest.mark.parametrize("world_size", range(1, 9))
+def test_every_environment_belongs_to_one_rank_and_no_share_is_larger_than_another_by_more_than_one(
+    world_size,
+):
     shape = strong(num_envs=8, rollout_steps=2, world_size=world_size, **COUNTS)
-    assert [i for rank in range(world_size) for i in shape.env_indices(rank)] == list(range(8))
+    shares = [shape.env_indices(rank) for rank in range(world_size)]
+    assert [i for share in shares for i in share] == list(range(8))
+    assert (shape.fewest_envs, shape.local_num_envs) == (min(map(len, shares)), max(map(len, shares)))
+    assert shape.local_num_envs - shape.fewest_envs <= 1
 
 
-def test_so_it_does_in_unequal_shares_whose_largest_is_e_and_which_equal_ones_forget():
+def test_the_first_ranks_have_one_environment_more_if_the_number_does_not_divide():
+    shape = strong(num_envs=8, rollout_steps=2, world_size=3, **COUNTS)
+    assert [shape.env_indices(rank) for rank in range(3)] == [range(3), range(3, 6), range(6, 8)]
+    assert (shape.local_num_envs, shape.fewest_envs, shape.batch_size) == (3, 2, 16)
+
+
+def test_given_shares_are_dealt_in_order_and_the_largest_is_e():
     shape = BatchShape(8, 2, 4, **COUNTS, num_stepping=3, env_shares=(5, 1, 2))
     assert [list(shape.env_indices(place)) for place in range(3)] == [[0, 1, 2, 3, 4], [5], [6, 7]]
-    assert shape.local_num_envs == 5
-    assert shape.over(2).env_indices(1) == range(4, 8)
+    assert (shape.local_num_envs, shape.fewest_envs) == (5, 1)
+
+
+@pytest.mark.parametrize(
+    ("num_actors", "num_learners", "shares"),
+    [
+        (6, 2, [5, 3]),
+        (3, 2, [6, 2]),
+        (4, 2, [4, 4]),
+        (8, 3, [3, 3, 2]),
+        (5, 1, [8]),
+        (3, 3, [3, 3, 2]),
+        (2, 3, [3, 3, 2]),
+    ],
+)
+def test_a_learner_has_the_environments_of_all_its_actors(num_actors, num_learners, shares):
+    shape = BatchShape(8, 2, num_actors + num_learners, **COUNTS, num_stepping=num_actors).over(num_learners)
+    found = [shape.env_indices(place) for place in range(num_learners)]
+    assert list(map(len, found)) == shares
+    assert [i for share in found for i in share] == list(range(8))
 
 
 @pytest.mark.parametrize(("batch", "parts", "largest"), [(8, 4, 2), (9, 4, 3), (11, 4, 3), (5, 5, 1)])

@@ -48,7 +48,15 @@ def test_every_epoch_iteration_and_seed_shuffles_anew():
 @pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
 @pytest.mark.parametrize(
     ("num_envs", "steps", "world_size", "parts"),
-    [(2, 1, 2, 1), (6, 5, 3, 4), (64, 128, 2, 4), (24, 77, 8, 13), (5, 40, 5, 200)],
+    [
+        (2, 1, 2, 1),
+        (6, 5, 3, 4),
+        (64, 128, 2, 4),
+        (24, 77, 8, 13),
+        (5, 40, 5, 200),
+        (8, 9, 3, 4),
+        (11, 5, 7, 50),
+    ],
 )
 def test_ranks_shares_in_cpp_are_those_of_numpy(num_envs, steps, world_size, parts, monkeypatch):
     shape = BatchShape(num_envs, steps, world_size, parts, num_epochs=1)

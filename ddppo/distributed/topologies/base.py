@@ -183,12 +183,13 @@ class RankContext:
         return make_gradient_sync(kind, self.model, self.parameters, group, bucket_cap_mb=dist.bucket_cap_mb)
 
     def learner(self, group: Group, sync: GradientSync) -> Any:
-        """Make the learner of this rank among those of `group`, which learn from equal shares of the batch."""
+        """Make the learner of this rank among those of `group`, which learn from (nearly) equal shares of the batch."""
         config, training, shape = self.config, self.config.training, self.shape.over(group.world_size)
         normalizers = Normalizers(self.obs_normalizer)
         if training.normalize_rewards:
+            num_envs = len(shape.env_indices(group.rank))
             normalizers.rewards = RewardNormalizer(
-                shape.local_num_envs, training.gamma, self.device, shape.local_num_shards
+                num_envs, training.gamma, self.device, shape.local_num_shards
             )
         if (own_class := self.algorithm.learner_class) is None:
             learner: Any = AlgorithmLearner(

@@ -47,7 +47,7 @@ class Agent(Ddp):
         return collector
 
     def measured(self) -> dict[str, float]:
-        rows = self._context.shape.local_batch_size
+        rows = len(self._context.env_indices) * self._context.shape.rollout_steps
         batch = {"rollout/inference_batch": rows / self.collector.num_forwards}
         return batch | super().measured()
 

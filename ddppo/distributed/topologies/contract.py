@@ -45,7 +45,7 @@ class Layout:
 
     roles: tuple[Role, ...]
     messages: tuple[Message, ...]
-    # Environments of each rank that steps environments, in rank order. () for equal shares.
+    # Environments of each rank that steps environments, in rank order. () for nearly equal shares.
     env_shares: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -79,7 +79,10 @@ class Layout:
 
     @property
     def learning(self) -> tuple[int, ...]:
-        """Ranks that hold the optimizer. Each one learns from an equal share of the batch."""
+        """Ranks that hold the optimizer. Each one learns from a nearly equal share of the batch.
+
+        A share is that of as many stepping ranks, neighbours in rank order, or of one more for the first learners.
+        """
         return tuple(sorted(rank for role in self.roles if role.learns for rank in role.ranks))
 
     def role(self, rank: int) -> Role:

@@ -6,10 +6,12 @@ import path. `find` also finds a user's own topology.
 """
 
 import functools
+from itertools import accumulate
 
 from ddppo.distributed.topologies.contract import Layout, Message, Role, Sizes, TopologySpec
 from ddppo.errors import ConfigError, in_one_line, near
 from ddppo.plugins import imported
+from ddppo.scaling import nearly_equal
 
 # -- ddp, ddp_preempt and device: W equal workers.
 
@@ -42,29 +44,24 @@ def sync_actors(world_size: int, sizes: Sizes) -> Layout:
 
 
 def multi_learner(world_size: int, sizes: Sizes) -> Layout:
-    """Return the layout of L learners with W / L - 1 actors each.
+    """Return the layout of L learners with W / L - 1 actors each; if L does not divide W, the first have one more.
 
     Ranks are ordered learner, its actors, next learner, its actors, ... If ranks fill one machine after another, as
     SLURM's do, actors are on the machine of their learner.
     """
-    possible = [n for n in range(1, world_size // 2 + 1) if world_size % n == 0]
-    num_learners = sizes.num_learners or possible[-1]
-    if num_learners not in possible:
+    most = world_size // 2
+    num_learners = sizes.num_learners or max(n for n in range(1, most + 1) if world_size % n == 0)
+    if num_learners > most:
         raise ConfigError(
-            f"dist.num_learners={num_learners} with dist.world_size={world_size}: every learner has as many actors as "
-            f"the others, at least one; use {_either(possible)} learners, or {2 * num_learners}, {3 * num_learners}, "
-            "... ranks"
+            f"dist.num_learners={num_learners} with dist.world_size={world_size}: every learner has at least one "
+            f"actor; use at most {most} learner{'s' * (most > 1)}, or at least {2 * num_learners} ranks"
         )
     return _learners_with_actors(world_size, num_learners, sizes)
 
 
-def _either(numbers: list[int]) -> str:
-    return " or ".join(filter(None, (", ".join(map(str, numbers[:-1])), str(numbers[-1]))))
-
-
 def _learners_with_actors(world_size: int, num_learners: int, sizes: Sizes) -> Layout:
-    team_size = world_size // num_learners  # a learner and its actors
-    learners = tuple(range(0, world_size, team_size))
+    # A team is a learner and its actors.
+    learners = tuple(accumulate(nearly_equal(world_size, num_learners)[:-1], initial=0))
     actors = tuple(rank for rank in range(world_size) if rank not in learners)
     learner = Role(
         "learner", learners, steps=False, acts=False, learns=True,
@@ -90,8 +87,8 @@ def _learners_with_actors(world_size: int, num_learners: int, sizes: Sizes) -> L
 
 
 def rollout_bytes(num_actors: int, sizes: Sizes) -> int:
-    """Return the bytes of one actor's rollout."""
-    samples = sizes.num_envs // num_actors * sizes.rollout_steps
+    """Return the bytes of one actor's rollout; an actor with fewer environments than another one pads its own."""
+    samples = -(-sizes.num_envs // num_actors) * sizes.rollout_steps
     # A sample is an observation, an action, four numbers (logprob, value, next value, reward) and four flags.
     return samples * (sizes.obs_bytes + sizes.action_bytes + 4 * sizes.float_bytes + 4)
 
@@ -126,28 +123,19 @@ def _async_actors(world_size: int, sizes: Sizes) -> Layout:
 # -- env_workers: rank 0 acts and learns, the other ranks step its environments.
 
 
-# The value of dist.env_shares in the preset distributed=env_workers_hetero: nearly equal shares.
+# The same as dist.env_shares=[], nearly equal shares. Older runs and the preset distributed=env_workers_hetero have it.
 NEARLY_EQUAL = (0,)
 
 
 def env_workers(world_size: int, sizes: Sizes) -> Layout:
-    """Return the layout with equal shares of the environments, or with the shares of dist.env_shares.
+    """Return the layout with nearly equal shares of the environments, or with the shares of dist.env_shares.
 
-    NEARLY_EQUAL gives the first ranks one environment more than the others, so that any number of ranks works with any
-    number of environments. It does not adapt to the cores of each rank, which are unknown before the ranks start.
+    Shares do not adapt to the cores of each rank, which are unknown before the ranks start.
     """
-    if not sizes.env_shares:
+    shares = sizes.env_shares
+    if shares in ((), NEARLY_EQUAL):
         return _learner_with_env_workers(world_size, sizes, ())
     num_envs, stepping = sizes.num_envs, world_size - 1
-    if num_envs < stepping:
-        raise ConfigError(
-            f"dist.world_size={world_size} with env.num_envs={num_envs}: each of the {stepping} ranks that step "
-            f"environments needs one: use at most {num_envs + 1} ranks, or more environments"
-        )
-    shares = sizes.env_shares
-    if shares == NEARLY_EQUAL:
-        fewest, rest = divmod(num_envs, stepping)
-        shares = tuple(fewest + (place < rest) for place in range(stepping))
     given = f"dist.env_shares={list(shares)}"
     if len(shares) != stepping:
         raise ConfigError(
@@ -198,7 +186,7 @@ def _central_inference(world_size: int, sizes: Sizes) -> Layout:
         "observer", (), steps=False, acts=False, learns=False,
         does=("step environments by the actions that arrive, each at its own pace",),
     )  # fmt: skip
-    steps, local_num_envs = sizes.rollout_steps, sizes.num_envs // world_size
+    steps, local_num_envs = sizes.rollout_steps, -(-sizes.num_envs // world_size)  # of the first agent
     action_bytes = local_num_envs * sizes.action_bytes
     # A result is an observation, a reward (8 bytes) and two flags.
     result_bytes = local_num_envs * (sizes.raw_obs_bytes + 10)
@@ -292,8 +280,8 @@ def find(name: str) -> TopologySpec:
         return TOPOLOGIES[name]
     if name == "env_workers_hetero":
         raise ConfigError(
-            f"dist.topology={name} is the preset distributed={name}, of dist.topology=env_workers: use that with "
-            "dist.env_shares=[0], or with shares of your own"
+            f"dist.topology={name} is the preset distributed={name}, of dist.topology=env_workers: use that; shares of "
+            "your own are dist.env_shares"
         )
     if ":" not in name:
         raise ConfigError(

@@ -17,8 +17,8 @@ class MultiLearnerSettings(DistSettings):
     topology: str = setting("multi_learner", "the name of this topology")
     num_learners: int | None = setting(
         None,
-        "data-parallel learners L, each with W / L - 1 actors. null: the most "
-        "that W allows, W / 2 if W is even",
+        "data-parallel learners L, each with W / L - 1 actors, the first ones with one more if L does not divide W. "
+        "null: the most with which all have as many, W / 2 if W is even",
         low=1,
     )
 
@@ -27,8 +27,8 @@ class MultiLearnerSettings(DistSettings):
 class EnvWorkersSettings(DistSettings):
     topology: str = setting("env_workers", "the name of this topology")
     env_shares: list[int] = setting(
-        meaning="environments of rank 1, 2, ..., env.num_envs in all; []: equal shares; [0]: nearly equal shares, one "
-        "more for the first ranks",
+        meaning="environments of rank 1, 2, ..., env.num_envs in all; [] or, in older runs, [0]: nearly equal shares, "
+        "one more for the first ranks if the number does not divide",
         factory=list,
     )
 
@@ -38,7 +38,7 @@ class CentralInferenceSettings(DistSettings):
     topology: str = setting("central_inference", "the name of this topology")
     observers: int | None = setting(
         None,
-        "processes that step an agent's environments, each an equal number; null: env.num_workers",
+        "processes that step an agent's environments, each nearly as many; null: env.num_workers",
         low=1,
     )
     max_wait_ms: float | None = setting(
@@ -49,7 +49,7 @@ class CentralInferenceSettings(DistSettings):
     )
 
     def check_run(self, config: Config, shape: BatchShape) -> None:
-        observers, num_workers, num_envs = self.observers, config.env.num_workers, shape.local_num_envs
+        observers, num_workers, fewest = self.observers, config.env.num_workers, shape.fewest_envs
         if observers is None:
             return
         if num_workers not in (None, observers):
@@ -57,12 +57,9 @@ class CentralInferenceSettings(DistSettings):
                 f"dist.observers={observers} and env.num_workers={num_workers} set the same number of "
                 f"distributed={self.topology} to different values: leave one of them out"
             )
-        if num_envs % observers:
-            divisors = [n for n in range(1, num_envs + 1) if num_envs % n == 0]
-            near = sorted(sorted(divisors, key=lambda n: abs(n - observers))[:4])
+        if observers > fewest:
             raise ConfigError(
-                f"dist.observers={observers} does not divide the {num_envs} environments of an agent: use "
-                f"{' or '.join(map(str, near))}, or set env.num_envs to a multiple of {observers * shape.world_size}"
+                f"dist.observers={observers} exceeds the {fewest} environments of an agent: use at most {fewest}"
             )
 
 

@@ -61,7 +61,7 @@ class _TakenRollout(NamedTuple):
 
 
 class AsyncLearner(Topology):
-    """Rank 0. An update learns from K rollouts."""
+    """Rank 0. An update learns from K rollouts, of as many environments as their actors step."""
 
     collector = None
 
@@ -76,11 +76,12 @@ class AsyncLearner(Topology):
         self.learner = context.learner(self.learners, self.sync)
         self._rewards: RewardsByActor | None = None
         if config.training.normalize_rewards:
-            self._rewards = RewardsByActor(shape.local_num_envs, config.training.gamma, context.device)
+            self._rewards = RewardsByActor(config.training.gamma, context.device)
             self.learner.reward_normalizer = self._rewards
         reply = ParameterReply(context.parameters, context.obs_normalizer, context.synchronised)
         self._actors = ActorConnections(context.group, context.layout.stepping, config.dist, reply)
-        self._per_update = shape.batch_size // shape.local_batch_size  # K
+        # K: by default one rollout of each actor.
+        self._per_update = config.training.rollouts_per_update or len(self._actors)
         self._max_lag = largest_lag(dist.max_lag, len(self._actors), self._per_update)
         self._version = 0  # number of updates done
         self._rollouts = RolloutMessage(
@@ -123,8 +124,11 @@ class AsyncLearner(Topology):
         # Side by side by actor and number, in any order of arrival.
         self._taken.sort()
         rows = self._buffer[[taken.row for taken in self._taken]]
-        num_envs = [len(self._context.envs_of(taken.rank)) for taken in self._taken]
-        return Collected(0, episodes, self._rollouts.unpack(rows, num_envs, self._context.device))
+        return Collected(0, episodes, self._rollouts.unpack(rows, self._num_envs(), self._context.device))
+
+    def _num_envs(self) -> list[int]:
+        """Return the number of environments of each rollout that the next update learns from."""
+        return [len(self._context.envs_of(taken.rank)) for taken in self._taken]
 
     def learn(self, collected: Collected, iteration: int, progress: float) -> Update:
         assert collected.rollout is not None
@@ -132,7 +136,11 @@ class AsyncLearner(Topology):
         assert max(lags) <= self._max_lag, (lags, self._max_lag)
         if self._rewards is not None:
             # An actor's rank and start: after a restart its episodes are new, and so are its running returns.
-            self._rewards.expect([(taken.rank, taken.number >> _COUNT_BITS) for taken in self._taken])
+            actors = [(taken.rank, taken.number >> _COUNT_BITS) for taken in self._taken]
+            self._rewards.expect(actors, self._num_envs())
+        # With unequal shares the batch is as large as the rollouts that came.
+        num_envs = collected.rollout.rewards.shape[1]
+        self.learner.shape = dataclasses.replace(self.learner.shape, num_envs=num_envs)
         update = self.learner.update(self._corrected(collected.rollout, lags), iteration, progress)
         self._version, self._lags = iteration, lags
         # Actors that go on now act in the next iteration.
@@ -148,9 +156,8 @@ class AsyncLearner(Topology):
         context = self._context
         if not self._corrects or not any(lags):
             return rollout
-        # [K] -> [K * E]
-        is_old = torch.tensor(lags, device=context.device).repeat_interleave(context.shape.local_num_envs) > 0
-        return context.algorithm.corrected(rollout, is_old, context.obs_normalizer)
+        is_old = torch.tensor(lags).repeat_interleave(torch.tensor(self._num_envs())) > 0  # [K] -> [E]
+        return context.algorithm.corrected(rollout, is_old.to(context.device), context.obs_normalizer)
 
     def _take(self, actor: ConnectedActor) -> list[FinishedEpisode]:
         """Receive an actor's rollout and keep it unless it is too old; return the episodes that ended in it."""
@@ -252,44 +259,48 @@ def _with(report: OwnPaceReport, header: RolloutHeader, num_steps: int) -> OwnPa
 
 
 class RewardsByActor(RewardNormalizer):
-    """Normalises the rewards of rollouts of `num_envs` environments each, which lie side by side.
+    """Normalises the rewards of rollouts that lie side by side.
 
     With one rollout of each actor it is the normaliser of all their environments. A second rollout of an actor in the
     same update comes after its first one, with the moments that the first one left. Steps of a refused rollout are
     missing in the running returns.
     """
 
-    def __init__(self, num_envs: int, gamma: float, device: torch.device) -> None:
+    def __init__(self, gamma: float, device: torch.device) -> None:
         super().__init__(0, gamma, device)
-        self._num_envs = num_envs
-        self._carried: dict[Hashable, torch.Tensor] = {}  # running returns `[num_envs]` by actor
+        self._carried: dict[Hashable, torch.Tensor] = {}  # running returns of an actor's environments
         self._device = device
-        self._actors: Sequence[Hashable] = ()  # of the next rollouts
+        # Of the next rollouts.
+        self._actors: Sequence[Hashable] = ()
+        self._num_envs: Sequence[int] = ()
 
-    def expect(self, actors: Sequence[Hashable]) -> None:
-        """Name the actors of the next rollouts, in the order in which these lie side by side.
+    def expect(self, actors: Sequence[Hashable], num_envs: Sequence[int]) -> None:
+        """Name the actors of the next rollouts, in the order in which these lie side by side, and their environments.
 
         An actor that began new episodes after a restart is given as another one.
         """
-        self._actors = actors
+        self._actors, self._num_envs = actors, num_envs
 
     def __call__(
         self, rewards: torch.Tensor, ended: torch.Tensor, valid: torch.Tensor, gather: Gather
     ) -> torch.Tensor:
         scaled, left = torch.empty_like(rewards), list(range(len(self._actors)))
+        columns_of = torch.arange(rewards.shape[1], device=self._device).split(list(self._num_envs))
         # Each pass normalises the first rollout that is left of every actor.
         while left:
             places = {self._actors[k]: k for k in reversed(left)}
             ordered = sorted(places.values())
-            columns = torch.cat([torch.arange(self._num_envs) + k * self._num_envs for k in ordered])
-            columns = columns.to(self._device)
-            actors = [self._actors[k] for k in ordered]
+            columns = torch.cat([columns_of[k] for k in ordered])
+            actors, sizes = [self._actors[k] for k in ordered], [self._num_envs[k] for k in ordered]
             # The parent class continues `discounted`, and leaves it where the rollouts end.
-            zeros = torch.zeros(self._num_envs, dtype=torch.float64, device=self._device)
-            self.discounted = torch.cat([self._carried.get(actor, zeros) for actor in actors])
+            before = [self._carried.get(*of) for of in zip(actors, map(self._zeros, sizes), strict=True)]
+            self.discounted = torch.cat(before)
             scaled[:, columns] = super().__call__(
                 rewards[:, columns], ended[:, columns], valid[:, columns], gather
             )
-            self._carried.update(zip(actors, self.discounted.split(self._num_envs), strict=True))
+            self._carried.update(zip(actors, self.discounted.split(sizes), strict=True))
             left = [k for k in left if k not in ordered]
         return scaled
+
+    def _zeros(self, num_envs: int) -> torch.Tensor:
+        return torch.zeros(num_envs, dtype=torch.float64, device=self._device)
