@@ -63,8 +63,12 @@ class Step(Protocol):
     """
 
     envs: torch.Tensor  # [E] int64, global indices of the environments of this learner's rollout
-    num_envs: int  # N, environments of all learners
     iteration: int  # counted from 1
+
+    @property
+    def num_envs(self) -> int:
+        """N, environments of all learners."""
+        ...
 
     def __call__(self, loss: torch.Tensor | None, count: float, part: str = "all") -> None:
         """Move a part's parameters by the gradient of sum(loss over learners) / count.

@@ -49,7 +49,6 @@ class AlgorithmLearner:
     ) -> None:
         self.algorithm = algorithm
         self.config = config
-        self.shape = shape
         self.obs_normalizer = normalizers.obs
         self.reward_normalizer = None
         self.guard = NonFiniteGuard()
@@ -93,6 +92,15 @@ class AlgorithmLearner:
             return self._report(0, math.nan, self.guard.metrics)
         self.guard.in_row = 0
         return self._report(self.step.num_steps, norms, {**metrics, **self.guard.metrics})
+
+    @property
+    def shape(self) -> BatchShape:
+        """Sizes of an iteration over the ranks that learn."""
+        return self.step.shape
+
+    @shape.setter
+    def shape(self, shape: BatchShape) -> None:
+        self.step.shape = shape
 
     def carried(self) -> list[torch.Tensor]:
         """Return the tensors beside the parameters that an update changes: Adam's state and `kept`."""
@@ -182,7 +190,6 @@ class LearnerStep:
         self.group = group
         self.shape = shape
         self.iteration = 0
-        self.num_envs = shape.num_envs
         self.envs = torch.tensor(list(shape.env_indices(group.rank)))
         self.num_steps = 0  # of all optimizers, in this iteration
         self._seed = seed
@@ -222,6 +229,10 @@ class LearnerStep:
         ]
 
     # -- What the contract promises.
+
+    @property
+    def num_envs(self) -> int:
+        return self.shape.num_envs
 
     def __call__(self, loss: torch.Tensor | None, count: float, part: str = "all") -> None:
         if count == 0:  # no learner has a sample

@@ -37,7 +37,7 @@ def batch_shape(config: Config) -> BatchShape:
     else:
         if num_stepping != world_size:
             subject = f"{num_stepping}, the ranks that step environments of dist.world_size={world_size},"
-            check_division(config.env.num_envs, config.ppo.rollout_steps, num_stepping, subject)
+            check_division(config.env.num_envs, config.training.rollout_steps, num_stepping, subject)
         shape = strong(**sizes)
     # 3. All ranks again, with the sizes that only some topologies have.
     shape = replace(

@@ -11,10 +11,12 @@ Espeholt et al. 2018, "IMPALA", arXiv:1802.01561; Mnih et al. 2016, "A3C", arXiv
 """
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 
+from ddppo.algorithms.learner import AlgorithmLearner
 from ddppo.algorithms.task_sampler import TaskSample
 from ddppo.collectives.group import Group
 from ddppo.collectives.peers import OwnPace
@@ -140,7 +142,10 @@ class AsyncLearner(Topology):
             self._rewards.expect(actors, self._num_envs())
         # With unequal shares the batch is as large as the rollouts that came.
         num_envs = collected.rollout.rewards.shape[1]
-        self.learner.shape = dataclasses.replace(self.learner.shape, num_envs=num_envs)
+        self.learner.shape = replace(self.learner.shape, num_envs=num_envs)
+        if isinstance(self.learner, AlgorithmLearner):
+            envs = [i for taken in self._taken for i in self._context.envs_of(taken.rank)]
+            self.learner.step.envs = torch.tensor(envs)
         update = self.learner.update(self._corrected(collected.rollout, lags), iteration, progress)
         self._version, self._lags = iteration, lags
         # Actors that go on now act in the next iteration.
