@@ -51,8 +51,11 @@ class Plugin:
     schemas: Mapping[str, str] = field(default_factory=dict)
     # {model.name: subclass of ddppo.models.actor_critic.ActorCritic}
     models: Mapping[str, str] = field(default_factory=dict)
-    # {"model/my_net": dataclass of the settings of model.name=my_net}. A model without an entry is imported for its
-    # attribute `Settings`.
+    # {algorithm.name: subclass of ddppo.algorithms.contract.Algorithm}
+    algorithms: Mapping[str, str] = field(default_factory=dict)
+    # {"model/my_net": dataclass of the settings of model.name=my_net}, and {"algorithm/my_algorithm": the same for
+    # algorithm.name=my_algorithm}. A model or algorithm without an entry is imported for its attribute, `Settings` of a
+    # model, `settings_class` of an algorithm.
     settings: Mapping[str, str] = field(default_factory=dict)
     # {id: keyword arguments of gymnasium.register}
     tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -234,7 +234,7 @@ def check_whole_episodes(config: Config, shape: BatchShape, spec: EnvSpec) -> No
     """Raise ConfigError if ppo.group_size, the task or its settings do not fit the algorithm."""
     name, group_size = config.env.id, config.training.group_size
     if not collects_whole_episodes(config, spec):
-        if group_size != type(config.ppo)().group_size:
+        if config.training is config.ppo and group_size != type(config.ppo)().group_size:
             raise ConfigError(
                 f"ppo.group_size={group_size} has no effect with ppo.algorithm=ppo and {name}, which is not a text "
                 "task: use ppo=grpo, or leave it out"

@@ -5,7 +5,9 @@ derives from `AlgorithmSettings`. `Config.training` returns the settings of the 
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from omegaconf import MISSING
 
 from ddppo.config.fields import setting
 from ddppo.errors import ConfigError
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 class TrainingSettings:
     """The settings that every algorithm has. Code that serves any algorithm reads these and the properties alone."""
 
+    section: ClassVar[str] = "algorithm"  # the section of these settings, for messages
     total_steps: int = setting(100_000, "environment steps of all ranks until the run ends", low=1)
     rollout_steps: int = setting(
         128,
@@ -103,6 +106,7 @@ class AlgorithmSettings(TrainingSettings, AlgorithmChoice):
     An algorithm that learns from groups of rollouts has the setting `group_size` too.
     """
 
+    name: str = setting(MISSING, "this algorithm's")
     rollouts_per_update: int | None = setting(
         None,
         "distributed=async_actors: rollouts per update, each of one actor's environments; null is the "
@@ -115,6 +119,7 @@ class AlgorithmSettings(TrainingSettings, AlgorithmChoice):
 class SurrogateSettings(TrainingSettings):
     """The settings that PPO and GRPO share, which maximise the same clipped surrogate."""
 
+    section: ClassVar[str] = "ppo"
     algorithm: str = setting(
         "ppo",
         "ppo (advantages from a value function) or grpo (advantages from the returns of a group of "

@@ -26,12 +26,15 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 
+from ddppo.algorithms.known import PPO
+from ddppo.config.fields import is_integer
 from ddppo.config.help import help_text
 from ddppo.config.settings import SECTIONS, EnvConfig, config_class
 from ddppo.config.variants import (
     SECTIONS_WITH_VARIANTS,
     check_keys,
     keys_of,
+    no_ppo_with,
     owners_of,
     settings_class,
     stored_variants,
@@ -127,7 +130,41 @@ def _apply_with_variants(overrides: list[Override], cfg: DictConfig) -> None:
     for section in SECTIONS_WITH_VARIANTS:
         if section in cfg:
             _fix_variant(section, cfg, given)
+    if "algorithm" in cfg and not _is_sweep(given):
+        _leave_out_ppo(cfg, [key for key in given if key.startswith("ppo.")])
+    for override in overrides:
+        _write_out(override, cfg)
     _apply(overrides, cfg)
+
+
+def _write_out(override: Override, cfg: DictConfig) -> None:
+    """Make a whole number of 1e6, if a setting of a user's own class is one: its type is known only now."""
+    section, _, key = override.key_or_group.partition(".")
+    value = override.value() if section in SECTIONS_WITH_VARIANTS and section in cfg else None
+    if isinstance(value, float) and value.is_integer():
+        kind = settings_class(section, variant_of(section, cfg[section]))
+        if any(item.name == key and is_integer(item.type) for item in fields(kind)):
+            override._value = int(value)
+
+
+def _is_sweep(given: dict[str, Any]) -> bool:
+    """Return whether Hydra composes a sweep, and not yet one of its runs."""
+    return str(given.get("hydra.mode")) == "MULTIRUN"
+
+
+def _leave_out_ppo(cfg: DictConfig, keys: list[str]) -> None:
+    """Remove the section ppo from `cfg` if another algorithm trains. keys: its settings on the command line.
+
+    Raises ConfigError if there are any.
+    """
+    name = cfg.algorithm.name
+    if name == PPO:
+        return
+    for key in keys:
+        raise ConfigError(no_ppo_with(name, key))
+    OmegaConf.set_struct(cfg, False)
+    cfg.pop("ppo", None)
+    OmegaConf.set_struct(cfg, True)
 
 
 def _fix_variant(section: str, cfg: DictConfig, given: dict[str, Any]) -> None:
@@ -151,7 +188,7 @@ def _fix_variant(section: str, cfg: DictConfig, given: dict[str, Any]) -> None:
     # 2. A sweep may run over variants. Then keys of any variant pass here, and each run checks its own.
     name = variant_of(section, values)
     foreign: list[str] = []
-    if str(given.get("hydra.mode")) == "MULTIRUN":
+    if _is_sweep(given):
         foreign = [key for key in {*values, *keys} if owners_of(section, key)]
     # 3. The section with exactly these keys.
     cfg[section] = structured(section, values, also=foreign)
@@ -217,6 +254,40 @@ def presets(group: str) -> dict[str, Path]:
                 raise ConfigError(f"{found[name]} and {path} are both {group}={name}: rename one")
             found[name] = path
     return dict(sorted(found.items()))
+
+
+# -- The algorithms of a command line, before it is composed.
+
+
+def algorithms(values: Mapping[str, str]) -> list[str]:
+    """Return the values of algorithm.name that a command line may choose: several in a sweep.
+
+    values: the settings of the command line, by key. A resumed run keeps its own algorithm, which is not among them.
+    """
+    if "algorithm.name" in values:
+        return values["algorithm.name"].split(",")
+    given = values.get("algorithm")
+    if given is None:
+        given = _named(presets("experiment").get(values.get("experiment", "")), "override /algorithm")
+    found = [presets("algorithm").get(word) for word in (given or PPO).split(",")]
+    contents = [_read(path) for path in found if path is not None]  # Hydra reports a missing preset
+    return [str({**(read.get("algorithm") or {}), **read}.get("name", PPO)) for read in contents]
+
+
+def check_algorithm(values: Mapping[str, str]) -> None:
+    """Refuse a preset of ppo if no run of the command line trains with PPO or GRPO. Raises ConfigError."""
+    names = algorithms(values)
+    if not names or PPO in names or "resume" in values:
+        return
+    if "ppo" in values:
+        raise ConfigError(no_ppo_with(names[0], f"ppo={values['ppo']}"))
+    # An experiment that sets PPO up is a study of PPO.
+    experiment = values.get("experiment", "null")
+    path = presets("experiment").get(experiment)
+    if path is not None and (_named(path, "override /ppo") is not None or "ppo" in _read(path)):
+        raise ConfigError(
+            f"algorithm={names[0]} with experiment={experiment}, which has settings of PPO: leave one of them out"
+        )
 
 
 # -- Keywords of a task as settings of env: env.circuit=tof_3 means env.kwargs.circuit=tof_3 if the env preset names it.

@@ -5,6 +5,7 @@
 
 from dataclasses import replace
 
+from ddppo.algorithms.known import algorithm_name, algorithm_setting
 from ddppo.config.settings import Config, DistSettings
 from ddppo.distributed.topologies.contract import Layout, Sizes
 from ddppo.distributed.topologies.known import find
@@ -58,11 +59,11 @@ def layout(config: Config) -> Layout:
 
     The bytes of messages, which a layout also lists, are left at 0: they depend on the task.
     """
-    dist, ppo = config.dist, config.ppo
+    dist, training = config.dist, config.training
     sizes = Sizes(
         config.env.num_envs,
-        ppo.rollout_steps,
-        ppo.num_epochs * ppo.num_minibatches,
+        training.rollout_steps,
+        training.num_epochs * training.num_minibatches,
         *(0, 0, 0, 0, 0),
         num_learners=getattr(dist, "num_learners", None),
         env_shares=tuple(getattr(dist, "env_shares", ())),
@@ -84,8 +85,9 @@ def check_topology(config: Config) -> None:
     training = config.training
     if training.rollouts_per_update is not None and not topology.own_pace:
         raise ConfigError(
-            f"ppo.rollouts_per_update={training.rollouts_per_update} has no effect with distributed={dist.topology}, "
-            "which learns from all rollouts: use distributed=async_actors, or leave it out"
+            f"{training.section}.rollouts_per_update={training.rollouts_per_update} has no effect with "
+            f"distributed={dist.topology}, which learns from all rollouts: use distributed=async_actors, or leave it "
+            "out"
         )
     roles = layout(config)
     # A rank that only steps environments has no GPU, and a single learner sums no gradients.
@@ -167,11 +169,13 @@ def check_ordered(config: Config) -> None:
     if config.device == "cuda" or dist.collective == "nccl":
         what = "device=cuda" if config.device == "cuda" else "dist.collective=nccl"
         raise ConfigError(f"{what} {ordered}, which works on CPUs only: use device=cpu")
-    if ppo.algorithm != "ppo":
-        raise ConfigError(
-            f"ppo.algorithm={ppo.algorithm} {ordered}: whole episodes are not computed in shards: use "
-            "dist.reduction=fast"
+    if (name := algorithm_name(config)) != "ppo":
+        why = (
+            "whole episodes are not computed in shards"
+            if name == "grpo"
+            else "only PPO is computed in shards"
         )
+        raise ConfigError(f"{algorithm_setting(config)} {ordered}: {why}: use dist.reduction=fast")
     if ppo.normalize_advantages == "local":
         raise ConfigError(
             f"ppo.normalize_advantages=local {ordered}: moments of one rank depend on W: use "

@@ -7,8 +7,10 @@ launch/checks.py.
 
 import math
 import re
+from dataclasses import fields
 from typing import Any
 
+from ddppo.algorithms.known import algorithm_setting
 from ddppo.config.fields import check_fields, near, own_methods
 from ddppo.config.rank_rules import (
     batch_shape,
@@ -20,7 +22,7 @@ from ddppo.config.rank_rules import (
     layout,
 )
 from ddppo.config.settings import Config, section, sections
-from ddppo.config.variants import RENAMED_BACKENDS, SECTIONS_WITH_VARIANTS
+from ddppo.config.variants import RENAMED_BACKENDS, SECTIONS_WITH_VARIANTS, algorithm_at
 from ddppo.distributed.topologies.known import find
 from ddppo.errors import ConfigError
 from ddppo.plugins import added, imported
@@ -53,12 +55,12 @@ def validate(config: Config) -> BatchShape:
     check_lost(config)
     check_nonfinite(config, layout(config))
     _check_updates(config)
+    check_algorithm(config)
     # 3. Rules that need the sizes of an iteration, those of variants and plugins included.
     shape = batch_shape(config)
     check_memory(config, shape)
-    for each in [getattr(config, name) for name in SECTIONS_WITH_VARIANTS] + [
-        section(config, name) for name in sections()
-    ]:
+    own = [getattr(config, name) for name in SECTIONS_WITH_VARIANTS if name != "ppo" or _is_ppo(config)]
+    for each in own + [section(config, name) for name in sections()]:
         for check_run in own_methods(each, "check_run"):
             check_run(config, shape)
     check_slow_ranks(config)
@@ -103,22 +105,49 @@ def _check_updates(config: Config) -> None:
         )
 
 
+def _is_ppo(config: Config) -> bool:
+    """Return whether the section ppo has an effect: PPO or GRPO trains."""
+    return config.training is config.ppo
+
+
+def check_algorithm(config: Config) -> None:
+    """Refuse settings that only PPO has a use for, if another algorithm trains. Raises ConfigError."""
+    if _is_ppo(config):
+        return
+    dist, algorithm = config.dist, algorithm_setting(config)
+    if config.compile in ("on", "torch"):
+        raise ConfigError(
+            f"compile={config.compile} with {algorithm}: only PPO's step is compiled: use compile=auto"
+        )
+    if dist.topology == "device":
+        raise ConfigError(
+            f"distributed=device with {algorithm}: its C++ computes PPO alone: use distributed=ddp"
+        )
+    correction = next((item for item in fields(dist) if item.name == "correction"), None)
+    if correction is not None and getattr(dist, correction.name) != correction.default:
+        raise ConfigError(
+            f"dist.correction={getattr(dist, correction.name)} with {algorithm}: it corrects the advantages of PPO: "
+            "leave it out"
+        )
+
+
 def _check_sizes(config: Config, shape: BatchShape) -> None:
     """Check that the batch of an iteration can be collected, held in memory, and split into minibatches."""
+    name = config.training.section
     if (config.env.backend == "gym_vector" or config.env.is_envpool) and shape.rollout_steps < 2:
         raise ConfigError(
-            f"ppo.rollout_steps={shape.rollout_steps} per environment with env.backend=gym_vector, or of envpool/..., "
-            "may hold nothing but autoreset pseudo-steps: use at least 2, or env.backend=sync"
+            f"{name}.rollout_steps={shape.rollout_steps} per environment with env.backend=gym_vector, or of "
+            "envpool/..., may hold nothing but autoreset pseudo-steps: use at least 2, or env.backend=sync"
         )
     check_workers(config, shape)
     if shape.batch_size > _LARGEST_BATCH:
         raise ConfigError(
-            f"env.num_envs and ppo.rollout_steps make {shape.num_envs} envs * {shape.rollout_steps} steps = "
+            f"env.num_envs and {name}.rollout_steps make {shape.num_envs} envs * {shape.rollout_steps} steps = "
             f"{shape.batch_size} samples an iteration, which no memory holds: use less than {_LARGEST_BATCH}"
         )
     if shape.num_minibatches > shape.batch_size:
         raise ConfigError(
-            f"ppo.num_minibatches={shape.num_minibatches} exceeds the batch of {shape.num_envs} envs * "
+            f"{name}.num_minibatches={shape.num_minibatches} exceeds the batch of {shape.num_envs} envs * "
             f"{shape.rollout_steps} steps = {shape.batch_size} samples: use fewer minibatches or more steps"
         )
 
@@ -147,12 +176,14 @@ _WITH_MEMORY = (  # topologies that carry a policy's recurrent state
 def check_memory(config: Config, shape: BatchShape) -> None:
     """Raise ConfigError if model.memory cannot be trained, or ppo.sequence_length is set without any memory."""
     memory, length = getattr(config.model, "memory", "none"), config.training.sequence_length
+    name = config.training.section
     if memory != "none":
         check_remembering(config, shape, f"model.memory={memory}")
     # Whether a user's own model remembers is known once it is built (launch/checks.py).
     elif length is not None and ":" not in config.model.name:
         raise ConfigError(
-            f"ppo.sequence_length={length} has no effect with model.memory=none: use model=lstm or gru, or leave it out"
+            f"{name}.sequence_length={length} has no effect with model.memory=none: use model=lstm or gru, or "
+            "leave it out"
         )
 
 
@@ -163,31 +194,38 @@ def check_remembering(config: Config, shape: BatchShape, setting: str) -> None:
             f"distributed={config.dist.topology} with {setting}: only {', '.join(_WITH_MEMORY)} carry a policy's "
             "memory: use distributed=ddp"
         )
-    if config.ppo.algorithm != "ppo":
-        raise ConfigError(f"ppo.algorithm={config.ppo.algorithm} with {setting}: use ppo.algorithm=ppo")
+    if not _takes_memory(config):
+        remedy = "use ppo.algorithm=ppo" if _is_ppo(config) else "it takes no memory: use a model without"
+        raise ConfigError(f"{algorithm_setting(config)} with {setting}: {remedy}")
     for name in sections():
         section(config, name).check_memory(setting)
     # Sequences divide a rollout, and a minibatch consists of whole sequences.
-    length, steps = config.training.sequence_length, shape.rollout_steps
+    length, steps, name = config.training.sequence_length, shape.rollout_steps, config.training.section
     if length is not None and steps % length:
         divisors = [n for n in range(1, steps + 1) if steps % n == 0]
         near = [*[n for n in divisors if n < length][-1:], *[n for n in divisors if n > length][:1]]
         raise ConfigError(
-            f"ppo.sequence_length={length} does not divide the {steps} steps of a rollout: use "
-            f"{' or '.join(map(str, near))}, or another ppo.rollout_steps"
+            f"{name}.sequence_length={length} does not divide the {steps} steps of a rollout: use "
+            f"{' or '.join(map(str, near))}, or another {name}.rollout_steps"
         )
     if length is not None and config.dist.topology == "ddp_preempt":
         raise ConfigError(
-            f"ppo.sequence_length={length} with distributed=ddp_preempt, where rollouts end after any number of steps: "
-            "leave it out, so that each is one sequence"
+            f"{name}.sequence_length={length} with distributed=ddp_preempt, where rollouts end after any number of "
+            "steps: leave it out, so that each is one sequence"
         )
     num_sequences = shape.num_envs * (steps // length if length else 1)
     if shape.num_minibatches > num_sequences:
         raise ConfigError(
-            f"ppo.num_minibatches={shape.num_minibatches} with {setting}: a minibatch consists of whole sequences, and "
-            f"there are {num_sequences}: use ppo.num_minibatches={num_sequences} or less, a smaller "
-            "ppo.sequence_length, or more env.num_envs"
+            f"{name}.num_minibatches={shape.num_minibatches} with {setting}: a minibatch consists of whole sequences, "
+            f"and there are {num_sequences}: use {name}.num_minibatches={num_sequences} or less, a smaller "
+            f"{name}.sequence_length, or more env.num_envs"
         )
+
+
+def _takes_memory(config: Config) -> bool:
+    if _is_ppo(config):
+        return config.ppo.algorithm == "ppo"
+    return bool(getattr(algorithm_at(config.algorithm.name), "takes_memory", False))
 
 
 _BACKENDS = ("auto", "batched", "sync", "pool", "gym_vector")  # and those of plugins
@@ -282,9 +320,9 @@ _EXAMPLE = "ppo.losses={still: {term: my_pkg.losses:still, coef: 0.01}}"
 def check_own(config: Config) -> None:
     """Raise ConfigError if ppo.losses or log.metrics are malformed."""
     _check_metrics(config)
-    for name, of_term in config.training.losses.items():
+    for name, of_term in config.ppo.losses.items():
         _check_term(name, of_term)
-    if config.training.losses and config.compile in ("on", "torch"):
+    if config.ppo.losses and config.compile in ("on", "torch"):
         raise ConfigError(
             f"compile={config.compile} with ppo.losses: terms of your own are computed by torch alone: use "
             "compile=auto"

@@ -10,7 +10,13 @@ from typing import Any, ClassVar
 
 from omegaconf import MISSING
 
-from ddppo.config.algorithm_settings import PPOSettings, SurrogateSettings, TrainingSettings
+from ddppo.config.algorithm_settings import (
+    AlgorithmChoice,
+    AlgorithmSettings,
+    PPOSettings,
+    SurrogateSettings,
+    TrainingSettings,
+)
 from ddppo.config.fields import setting
 from ddppo.config.model_settings import MlpSettings, ModelSettings
 from ddppo.errors import ConfigError
@@ -284,7 +290,8 @@ class LogConfig:
 class Config:
     env: EnvConfig = field(default_factory=EnvConfig)
     model: ModelSettings = field(default_factory=MlpSettings)
-    ppo: SurrogateSettings = field(default_factory=PPOSettings)
+    algorithm: AlgorithmChoice = field(default_factory=AlgorithmChoice)
+    ppo: SurrogateSettings = field(default_factory=PPOSettings)  # of no effect with another algorithm
     dist: DistSettings = field(default_factory=DistSettings)
     scaling: ScalingConfig = field(default_factory=ScalingConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
@@ -362,13 +369,14 @@ class Config:
     @property
     def training(self) -> TrainingSettings:
         """The settings of the algorithm that trains. All code that is not PPO's own reads them here."""
-        return self.ppo
+        return self.algorithm if isinstance(self.algorithm, AlgorithmSettings) else self.ppo
 
 
 # Groups of presets and the dataclass of their section, in the order of --help. Presets of `distributed` fill `dist`.
 SECTIONS = {
     "env": EnvConfig,
     "model": ModelSettings,
+    "algorithm": AlgorithmChoice,
     "ppo": SurrogateSettings,
     "distributed": DistSettings,
     "scaling": ScalingConfig,

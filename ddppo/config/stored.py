@@ -13,6 +13,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
+from ddppo.algorithms.known import PPO
 from ddppo.config.fields import in_words
 from ddppo.config.help import unknown_setting
 from ddppo.config.settings import Config, config_class
@@ -180,10 +181,15 @@ def to_yaml(config: Config) -> str:
 
 
 def to_omegaconf(config: Config) -> DictConfig:
-    """Return the configuration from which `from_omegaconf` makes `config`. A ${ in its texts is no interpolation."""
+    """Return the configuration from which `from_omegaconf` makes `config`. A ${ in its texts is no interpolation.
+
+    It has the section ppo only if that has an effect.
+    """
     kinds = tuple(type(getattr(config, section)) for section in SECTIONS_WITH_VARIANTS)
     merged = OmegaConf.merge(_schema(kinds), _all_escaped(asdict(config)))
     assert isinstance(merged, DictConfig)
+    if config.algorithm.name != PPO:
+        del merged.ppo
     return merged
 
 

@@ -1,13 +1,16 @@
 """Sections with keys by variant: model.* depends on model.name, dist.* on dist.topology, ppo.* on ppo.algorithm.
 
+algorithm.* depends on algorithm.name.
+
 A variant is one value of that setting, such as model.name=cnn. Each variant has a dataclass of its keys, derived from
 the section's base class, which has the keys of all variants. A key that the dataclass lacks does not exist, even if
 another variant has it: no rule "has no effect" is needed.
 
 The dataclass of a variant is found in three places:
-    ddppo's own: in a table here or in config/model_settings.py.
-    A plugin's model: `Plugin.settings` names it.
-    A class at an import path, model.name=my_pkg.models:MyModel: the class has it as its attribute `Settings`.
+    ddppo's own: in a table here, in config/model_settings.py, or in algorithms/known.py.
+    A plugin's model or algorithm: `Plugin.settings` names it.
+    A class at an import path: a model, model.name=my_pkg.models:MyModel, has it as its attribute `Settings`, an
+    algorithm, algorithm.name=my_pkg.algos:Reinforce, as its attribute `settings_class`.
 
 Imports no torch, unless a user's class at an import path does.
 """
@@ -22,7 +25,14 @@ from typing import Any, NamedTuple
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ddppo.config.algorithm_settings import GrpoSettings, PPOSettings, SurrogateSettings
+from ddppo.algorithms.known import ALGORITHMS, PPO
+from ddppo.config.algorithm_settings import (
+    AlgorithmChoice,
+    AlgorithmSettings,
+    GrpoSettings,
+    PPOSettings,
+    SurrogateSettings,
+)
 from ddppo.config.fields import in_words
 from ddppo.config.model_settings import MODELS, MlpSettings, ModelSettings
 from ddppo.config.settings import DistSettings
@@ -73,14 +83,44 @@ def _topology_settings(name: str) -> type:
     return _derived(found, DistSettings, owner, "settings of ddppo's topologies")
 
 
-_ALGORITHMS: dict[str, type] = {"ppo": PPOSettings, "grpo": GrpoSettings}
+_SURROGATES: dict[str, type] = {"ppo": PPOSettings, "grpo": GrpoSettings}
+
+
+def _surrogate_settings(name: str) -> type:
+    if name in _SURROGATES:
+        return _SURROGATES[name]
+    names = list(_SURROGATES)
+    other = f"; any other algorithm is chosen by algorithm={name}" if _is_other_algorithm(name) else ""
+    raise ConfigError(f"ppo.algorithm={name}: must be one of {', '.join(names)}{near(name, names)}{other}")
+
+
+def _is_other_algorithm(name: str) -> bool:
+    return ":" in name or name in ALGORITHMS or name in added("algorithms")
+
+
+def _known_algorithms() -> dict[str, type]:
+    of_plugins = [
+        name.removeprefix("algorithm/") for name in added("settings") if name.startswith("algorithm/")
+    ]
+    return {PPO: AlgorithmChoice, **{name: _algorithm_settings(name) for name in (*ALGORITHMS, *of_plugins)}}
 
 
 def _algorithm_settings(name: str) -> type:
-    if name not in _ALGORITHMS:
-        names = list(_ALGORITHMS)
-        raise ConfigError(f"ppo.algorithm={name}: must be one of {', '.join(names)}{near(name, names)}")
-    return _ALGORITHMS[name]
+    if name == PPO:
+        return AlgorithmChoice
+    if name in _SURROGATES:
+        raise ConfigError(
+            f"algorithm.name={name} is the algorithm ppo with ppo.algorithm={name}: use algorithm={name}"
+        )
+    if name in ALGORITHMS:
+        return imported(ALGORITHMS[name].settings)
+    if path := added("settings").get(f"algorithm/{name}"):
+        return imported(path)
+    found = algorithm_at(name)
+    if not hasattr(found, "settings_class"):
+        raise ConfigError(f"algorithm={name}: must be a subclass of ddppo.algorithms.contract.Algorithm")
+    owner = f"algorithm={name}: its settings_class"
+    return _derived(found.settings_class, AlgorithmSettings, owner, "settings of ddppo's algorithms")
 
 
 def _derived(found: Any, base: type, subject: str, other: str) -> type:
@@ -101,8 +141,9 @@ SECTIONS_WITH_VARIANTS = {
         lambda: {name: _topology_settings(name) for name in TOPOLOGIES},
         _topology_settings,
     ),
+    "algorithm": Variants(AlgorithmChoice, "name", "algorithm", _known_algorithms, _algorithm_settings),
     "ppo": Variants(
-        SurrogateSettings, "algorithm", "ppo.algorithm", lambda: _ALGORITHMS, _algorithm_settings
+        SurrogateSettings, "algorithm", "ppo.algorithm", lambda: _SURROGATES, _surrogate_settings
     ),
 }
 
@@ -121,7 +162,7 @@ _before_user_import: Callable[[], None] | None = None
 
 
 def call_before_user_import(hook: Callable[[], None]) -> None:
-    """Call `hook` each time before a user's model is imported for its settings.
+    """Call `hook` each time before a user's model or algorithm is imported for its settings.
 
     A command that starts ranks forks their server in it (launch/run.py): ranks inherit nothing that the user's module
     computed or opened in the command's process, and import the module themselves, each with its own RANK.
@@ -134,18 +175,30 @@ def model_at(name: str) -> Any:
     """Return the object that model.name names: a plugin's model, or one at an import path. Raises ConfigError."""
     models = added("models")
     path = models.get(name, name)
+    return _own(f"model.name={name}", path, [*MODELS, *models], "my_pkg.models:MyModel")
+
+
+def algorithm_at(name: str) -> Any:
+    """Return the class that algorithm.name names, of ddppo, of a plugin or at an import path. Raises ConfigError."""
+    plugged = added("algorithms")
+    path = ALGORITHMS[name].algorithm if name in ALGORITHMS else plugged.get(name, name)
+    names = [PPO, "grpo", *ALGORITHMS, *plugged]
+    return _own(f"algorithm={name}", path, names, "my_pkg.algos:Reinforce")
+
+
+def _own(setting: str, path: str, names: list[str], example: str) -> Any:
+    """Return the object at an import path of the user's. Raises ConfigError. names: what has a name instead."""
     module, _, attribute = path.partition(":")
     if not (module and attribute):
-        names = [*MODELS, *models]
         raise ConfigError(
-            f"model.name={name}: neither one of {', '.join(names)} nor an import path like my_pkg.models:MyModel"
+            f"{setting}: neither one of {', '.join(names)} nor an import path like {example}{near(path, names)}"
         )
     if _before_user_import is not None:
         _before_user_import()
     try:
         return imported(path)
     except (Exception, SystemExit) as e:  # a user's module may raise anything
-        raise ConfigError(f"model.name={name}: cannot be imported: {in_one_line(e)}") from e
+        raise ConfigError(f"{setting}: cannot be imported: {in_one_line(e)}") from e
 
 
 def variant_of(section: str, values: Mapping[str, Any]) -> str:
@@ -238,7 +291,16 @@ def unknown_key(section: str, name: str, key: str) -> str:
     variants = SECTIONS_WITH_VARIANTS[section]
     chosen_by = variants.chosen_by
     unknown = f"there is no setting {section}.{key}"
-    chosen = f"{chosen_by}={name}" if chosen_by == "distributed" else f"{section}.{variants.key}={name}"
+    chosen = f"{section}.{variants.key}={name}" if section in ("model", "ppo") else f"{chosen_by}={name}"
+    if (section, name) == ("algorithm", PPO):
+        of_ppo = {each for kind in _SURROGATES.values() for each in keys_of(kind)}
+        if key in of_ppo or not owners_of(section, key):
+            use = (
+                f": use ppo.{key}"
+                if key in of_ppo
+                else near(f"ppo.{key}", [f"ppo.{each}" for each in sorted(of_ppo)])
+            )
+            return f"{unknown} with {chosen}, which has its settings in the section ppo{use}"
     # Another variant has exactly this key; else a similar key of this variant, of another one; else list all.
     if owners := owners_of(section, key):
         return f"{unknown} with {chosen}: it is of {chosen_by}={' or '.join(owners)}"
@@ -250,6 +312,16 @@ def unknown_key(section: str, name: str, key: str) -> str:
         meant = f"{section}.{matches[0]} of {chosen_by}={' or '.join(owners_of(section, matches[0]))}"
         return f"{unknown} (did you mean {meant}?); --help lists all"
     return f"{unknown}: {chosen} has {', '.join(own)}"
+
+
+def no_ppo_with(name: str, key: str) -> str:
+    """Return the message about a setting of the section ppo with another algorithm. key: "ppo.gamma", or "ppo=..."."""
+    has = keys_of(settings_class("algorithm", name))
+    wanted = key.removeprefix("ppo.")
+    use = f"use algorithm.{wanted}" if wanted in has else f"it has {', '.join(has)}"
+    return (
+        f"{key} has no effect with algorithm={name}, which has its settings in the section algorithm: {use}"
+    )
 
 
 def own_keys(section: str, name: str) -> list[str]:

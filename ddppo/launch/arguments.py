@@ -21,7 +21,7 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from ddppo.config import rules, stored
-from ddppo.config.compose import conf_dir, in_full, is_schema, presets, register, schemas
+from ddppo.config.compose import check_algorithm, conf_dir, in_full, is_schema, presets, register, schemas
 from ddppo.config.fields import in_words, is_integer, is_truth, near, setting_types, written_out
 from ddppo.config.help import setting_names, unknown_setting
 from ddppo.config.settings import SECTIONS, Config, config_class, sections
@@ -39,7 +39,7 @@ def prepared_arguments(arguments: list[str]) -> list[str]:
     Raises ConfigError if arguments exclude one another or have no effect, RunFolderError if a folder cannot be used.
     """
     # 1. Separate flags from settings. Help and completion need no checks.
-    arguments = [_own_topology(argument) for argument in arguments]
+    arguments = [_by_import_path(argument) for argument in arguments]
     asked = _Parser().parse_intermixed_args(arguments)
     flags, settings = _parted(arguments, asked.overrides)
     if asked.help or asked.hydra_help:
@@ -50,6 +50,7 @@ def prepared_arguments(arguments: list[str]) -> list[str]:
     # 2. Refuse names and values that Hydra would misunderstand, and write keywords of a task in full.
     values = {bare_name(key): value for key, equals, value in (s.partition("=") for s in settings) if equals}
     _check_names(settings, values)
+    check_algorithm(values)
     settings = in_full(settings, values)
     # 3. Refuse settings that do not belong to one run, or to a sweep.
     if asked.multirun or values.get("hydra.mode") == "MULTIRUN":
@@ -86,11 +87,26 @@ _IMPORT_PATH = re.compile(r"[a-z_][\w.]*:[a-z_]\w*", re.IGNORECASE)
 _SHELLS = ("bash", "fish", "zsh")
 
 
-def _own_topology(argument: str) -> str:
-    """Return `distributed=my_pkg.topologies:Ring`, which is no preset, as the setting dist.topology=..."""
-    group, equals, value = argument.partition("=")
-    is_path = group == "distributed" and equals and _IMPORT_PATH.fullmatch(value)
-    return f"dist.topology={value}" if is_path else argument
+# Groups in which an import path stands for a preset, and the setting that takes it.
+_TAKE_IMPORT_PATHS = {"distributed": "dist.topology", "algorithm": "algorithm.name"}
+_EXAMPLES = {"distributed": "my_pkg.topologies:Ring", "algorithm": "my_pkg.algos:Reinforce"}
+
+
+def _by_import_path(argument: str) -> str:
+    """Return `algorithm=my_pkg.algos:Reinforce`, which is no preset, as the setting algorithm.name=...
+
+    A sweep may name several, with commas in between. Raises ConfigError if presets are among them.
+    """
+    group, _, value = argument.partition("=")
+    key, words = _TAKE_IMPORT_PATHS.get(group), value.split(",")
+    paths = [word for word in words if _IMPORT_PATH.fullmatch(word)]
+    if key is None or not paths:
+        return argument
+    if len(paths) < len(words):
+        raise ConfigError(
+            f"{argument}: a sweep runs over presets or over import paths: give a command for each of the two"
+        )
+    return f"{key}={value}"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -441,7 +457,10 @@ def unknown_option(path: str, text: str) -> str:
     options = set(presets(group))
     if parts[0] == "hydra":
         options |= set(re.findall(r"^\t(\w+)$", text, re.MULTILINE))
-    return f"{group}={option}: must be one of {', '.join(sorted(options))}{near(option, sorted(options))}"
+    own = f"; one of your own goes by its import path, {example}" if (example := _EXAMPLES.get(group)) else ""
+    return (
+        f"{group}={option}: must be one of {', '.join(sorted(options))}{near(option, sorted(options))}{own}"
+    )
 
 
 def one_line(error: Exception) -> str:

@@ -84,11 +84,11 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
 
 
 def _compile_plugins(config: Config) -> str | None:
-    """Compile the C++ of the plugins that bring the task or the model, once for all ranks.
+    """Compile the C++ of the plugins that bring the task, the model or the algorithm, once for all ranks.
 
     Returns a warning if that fails. A plugin that needs its C++ raises an error of its own when it is used.
     """
-    names = {"tasks": config.env.id, "models": config.model.name}
+    names = {"tasks": config.env.id, "models": config.model.name, "algorithms": config.algorithm.name}
     for plugin in plugins():
         is_used = any(plugin.brings(what, name) for what, name in names.items())
         if is_used and plugin.src is not None and (why := plugin.cpp.why_not()) is not None:
@@ -131,13 +131,13 @@ def _check_stepping(config: Config, spec: EnvSpec, shape: BatchShape) -> None:
 
 
 def _check_normalized(config: Config, spec: EnvSpec) -> None:
-    """Check that ppo.normalize_obs has observations to normalise."""
+    """Check that normalize_obs has observations to normalise."""
     if config.training.normalize_obs and not any(leaf.is_float for leaf in leaves(spec.obs)):
-        what = "text; its tokens are names, not numbers"
+        what, name = "text; its tokens are names, not numbers", config.training.section
         if not spec.is_text:
             what = "nothing but pixels, which are not normalised, for the model scales them"
         raise ConfigError(
-            f"ppo.normalize_obs=true: {config.env.id} observes {what}: use ppo.normalize_obs=false"
+            f"{name}.normalize_obs=true: {config.env.id} observes {what}: use {name}.normalize_obs=false"
         )
 
 
@@ -159,14 +159,14 @@ def _check_networks(
         num_envs=shape.local_num_envs,
         ranks_here=local_world_size,
         overlaps_from=overlaps_from(config, local_world_size),
-        learning_rates=config.training.learning_rates,
+        learning_rates=config.ppo.learning_rates,
     )
     check_own_memory(config, spec, shape)
     loss_warning = None
-    if config.training.losses:
+    if config.ppo.losses:
         from ddppo.ppo.gradient_check import check_losses  # most runs have no loss terms of their own
 
-        loss_warning = check_losses(config.training.losses, spec, config.model, dtype)
+        loss_warning = check_losses(config.ppo.losses, spec, config.model, dtype)
     for warning in filter(None, (model_warning, loss_warning)):
         if shape.num_shards:
             raise ConfigError(f"dist.reduction=ordered: {warning}; or use dist.reduction=fast")
@@ -194,8 +194,8 @@ def check_own_memory(config: Config, spec: EnvSpec, shape: BatchShape) -> None:
         check_remembering(config, shape, f"{setting}, which remembers")
     elif config.training.sequence_length is not None:
         raise ConfigError(
-            f"ppo.sequence_length={config.training.sequence_length} has no effect with {setting}, which has no memory: "
-            "leave it out"
+            f"{config.training.section}.sequence_length={config.training.sequence_length} has no effect with "
+            f"{setting}, which has no memory: leave it out"
         )
 
 

@@ -25,6 +25,7 @@ from ddppo.terminal import warn
 # Settings that a resumed run may change. Any other would make it a different run.
 _MAY_CHANGE = (
     "ppo.total_steps",
+    "algorithm.total_steps",
     "env.backend",
     "env.num_workers",
     "env.urls",
@@ -62,6 +63,8 @@ def resumed(cfg: DictConfig, run_dir: Path, overrides: Sequence[str]) -> Config:
     stored.other_spaces = False
     # 2. The overrides. Another variant of a section has other keys; only the topology may change.
     for section in SECTIONS_WITH_VARIANTS:
+        if section not in cfg:  # ppo with another algorithm
+            continue
         name = variant_of(section, cfg[section])
         if name != variant_of(section, stored[section]):
             stored[section] = changed(section, dict(stored[section]), name)
@@ -81,9 +84,10 @@ def resumed(cfg: DictConfig, run_dir: Path, overrides: Sequence[str]) -> Config:
     summary = RunFolder(run_dir).summary()
     is_repeated = bool(RunFolder(run_dir).failed_after_training)
     if summary is not None and summary["env_steps"] >= config.training.total_steps and not is_repeated:
+        total_steps = f"{config.training.section}.total_steps"
         raise ConfigError(
-            f"the run in {run_dir} is complete at {summary['env_steps']} of ppo.total_steps="
-            f"{config.training.total_steps} steps: set a larger ppo.total_steps to go on"
+            f"the run in {run_dir} is complete at {summary['env_steps']} of {total_steps}="
+            f"{config.training.total_steps} steps: set a larger {total_steps} to go on"
         )
     return config
 

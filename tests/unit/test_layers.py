@@ -26,8 +26,12 @@ ORDER = [
     ("domains",),
     ("commands",),
 ]  # fmt: skip
-# How ranks share the work, as data: config checks it, so it imports no torch; the programs beside it import PPO.
-DECLARATIONS = [f"distributed.topologies.{name}" for name in ("contract", "known", "settings", "drawing")]
+# Topologies and algorithms as data: config checks it, so it imports no torch; the programs beside it do.
+DECLARATIONS = [
+    *(f"distributed.topologies.{name}" for name in ("contract", "known", "settings", "drawing")),
+    *(f"algorithms.{name}" for name in ("known", "settings")),
+]
+PACKAGES = ("distributed", "distributed.topologies", "algorithms")  # of the declarations: they are empty
 PLACE = {subject: place for place, subjects in enumerate(ORDER) for subject in subjects}
 # Which domain stands on which: the cloud's tasks are of text. Else none imports another.
 OF_DOMAINS = {"cloud": {"text"}}
@@ -44,7 +48,7 @@ MODULES = {
 
 def subject(module):
     first = module.split(".")[0]
-    if module in (*DECLARATIONS, "distributed", "distributed.topologies"):
+    if module in (*DECLARATIONS, *PACKAGES):
         return "declarations"
     if "._plugins." in module or module.endswith("__main__"):
         return "commands"
