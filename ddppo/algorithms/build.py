@@ -4,12 +4,13 @@ import torch
 
 from ddppo.algorithms.contract import Algorithm
 from ddppo.algorithms.grpo import GRPO
+from ddppo.algorithms.known import algorithm_name
 from ddppo.algorithms.ppo import PPO
 from ddppo.config.settings import Config
+from ddppo.config.variants import algorithm_at
 from ddppo.errors import ConfigError, in_one_line
 from ddppo.models.actor_critic import ActorCritic
 from ddppo.models.build import build_model, seeded
-from ddppo.plugins import imported
 from ddppo.spaces import EnvSpec
 
 _HANDS_OVER = ("steps", "episodes", "groups")
@@ -17,14 +18,10 @@ _HANDS_OVER = ("steps", "episodes", "groups")
 
 def algorithm_class(config: Config) -> type[Algorithm]:
     """Return the class of the algorithm that trains. Raises ConfigError if the settings name none."""
-    name = _name(config)
-    if name == "ppo":
-        return GRPO if config.ppo.algorithm == "grpo" else PPO
-    subject = f"algorithm={name}"
-    try:
-        found = imported(name)
-    except (Exception, SystemExit) as e:  # a user's module may raise anything
-        raise ConfigError(f"{subject}: cannot be imported: {in_one_line(e)}") from e
+    name = algorithm_name(config)
+    if name in ("ppo", "grpo"):
+        return GRPO if name == "grpo" else PPO
+    subject, found = f"algorithm={name}", algorithm_at(name)
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
         raise ConfigError(f"{subject}: must be a subclass of ddppo.algorithms.contract.Algorithm")
     if found.learn is Algorithm.learn:
@@ -34,10 +31,6 @@ def algorithm_class(config: Config) -> type[Algorithm]:
             f"{subject}: {found.__name__}.hands_over={found.hands_over!r}: must be one of {', '.join(_HANDS_OVER)}"
         )
     return found
-
-
-def _name(config: Config) -> str:
-    return str(getattr(getattr(config, "algorithm", None), "name", "ppo"))
 
 
 def whole_episodes(config: Config) -> str | None:
@@ -61,10 +54,10 @@ def build_networks(config: Config, spec: EnvSpec) -> ActorCritic:
         except ConfigError:
             raise
         except Exception as e:  # a user's class may raise anything
-            raise ConfigError(f"algorithm={_name(config)}: networks raised {in_one_line(e)}") from e
+            raise ConfigError(f"algorithm={algorithm_name(config)}: networks raised {in_one_line(e)}") from e
     if not isinstance(networks, ActorCritic):
         raise ConfigError(
-            f"algorithm={_name(config)}: networks returned {type(networks).__name__}, and must return an "
+            f"algorithm={algorithm_name(config)}: networks returned {type(networks).__name__}, and must return an "
             "ActorCritic (ddppo.models.actor_critic)"
         )
     return networks.to(dtype)
