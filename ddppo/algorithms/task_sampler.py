@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from ddppo.algorithms.known import algorithm_setting
 from ddppo.config.algorithm_settings import check_groups
 from ddppo.config.settings import Config, section
 from ddppo.errors import ConfigError, RunFolderError
@@ -240,11 +241,10 @@ def check_whole_episodes(config: Config, shape: BatchShape, spec: EnvSpec) -> No
                 "task: use ppo=grpo, or leave it out"
             )
         return
-    check_groups(
-        config, shape, "ppo.algorithm=grpo" if config.ppo.algorithm == "grpo" else f"{name}, of text"
-    )
+    chosen_by = algorithm_setting(config)
+    check_groups(config, shape, f"{name}, of text" if whole_episodes(config) is None else chosen_by)
     if spec.journal is not None:
         raise ConfigError(
-            f"ppo.algorithm=grpo with {name}: its environments publish messages and continue from the messages of "
-            "others, so the episodes of a group cannot begin equally: use ppo.algorithm=ppo"
+            f"{chosen_by} with {name}: its environments publish messages and continue from the messages of others, so "
+            "the episodes of a group cannot begin equally: use ppo.algorithm=ppo"
         )

@@ -300,16 +300,17 @@ def check_groups(config: "Config", shape: BatchShape, why: str) -> None:
             f"distributed={dist.topology} with {why}: only ddp collects groups of whole episodes: use distributed=ddp"
         )
     # Strong scaling shortens rollouts if there are more ranks than environments: episodes would be cut.
-    if shape.rollout_steps != ppo.rollout_steps:
+    if shape.rollout_steps != config.training.rollout_steps:
         raise ConfigError(
             f"dist.world_size={dist.world_size} exceeds env.num_envs={config.env.num_envs} with {why}: scaling=strong "
             f"would cut episodes after {shape.rollout_steps} steps: use at most {config.env.num_envs} ranks, or more "
             "environments"
         )
     # Whole groups, over all ranks together.
-    if shape.num_envs % ppo.group_size:
-        above = -(-shape.num_envs // ppo.group_size) * ppo.group_size
+    group_size, section = config.training.group_size, "ppo" if config.training is ppo else "algorithm"
+    if shape.num_envs % group_size:
+        above = -(-shape.num_envs // group_size) * group_size
         raise ConfigError(
-            f"ppo.group_size={ppo.group_size} does not divide the {shape.num_envs} environments of all ranks with "
+            f"{section}.group_size={group_size} does not divide the {shape.num_envs} environments of all ranks with "
             f"{why}: use a divisor, or {above} environments"
         )
