@@ -37,7 +37,11 @@ def header(config: Config, shape: BatchShape, derived: Mapping[str, Any], width:
         shares = f"{rest} x {s.local_num_envs} + {s.num_shares - rest} x {s.fewest_envs}"
     # A rollout of whole episodes may end before T steps.
     at_least, at_most = ("at least ", "at most ") if derived.get("whole_episodes") else ("", "")
-    batch = f"{config.training.rollouts_per_update} x E" if s.batch_envs else "N"
+    batch = "N"
+    if num_rollouts := config.training.rollouts_per_update:
+        # Of unequal shares it is a mean, for any actors may be first.
+        is_equal = s.fewest_envs == s.local_num_envs
+        batch = f"{num_rollouts} x E" if is_equal else f"about {num_rollouts} x {s.num_envs} / {s.num_shares}"
     rows = [
         ("task", f"{config.env.id}, seed {config.seed}"),
         ("length", f"{total:,} steps = {at_least}{-(-total // s.batch_size):,} iterations"),

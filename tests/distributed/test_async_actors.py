@@ -101,6 +101,27 @@ def test_with_max_lag_0_it_learns_what_sync_actors_learns(ran):
     assert told(ran("async"), "user/transitions") == [256] * ITERATIONS
 
 
+def test_actors_of_3_3_and_2_environments_are_within_the_lag_and_an_update_learns_from_all_that_came(ran):
+    sizes = ["env=cartpole", "env.num_envs=8", "ppo.rollout_steps=32", "ppo.total_steps=6000"]
+    folder = ran("unequal", *ASYNC, *sizes, "ppo.normalize_rewards=true", "dist.max_lag=1")
+    assert max(of_learner(folder, "dist/lag_max")) <= 1
+    learned = of_learner(folder, "rollout/steps")
+    assert all(3 * 2 * 32 <= steps <= 3 * 3 * 32 and steps % 32 == 0 for steps in learned)
+    assert sum(learned) == summary(folder)["env_steps"]
+    for rank, num_envs in (1, 3), (2, 3), (3, 2):
+        assert all(steps % (32 * num_envs) == 0 for steps in steps_of(folder, rank))
+        assert sum(steps_of(folder, rank)) > 0
+
+
+@pytest.mark.slow
+def test_one_rollout_of_any_of_them_is_learned_from_with_its_own_number_of_environments(ran):
+    sizes = ["ppo=a3c", "env=cartpole", "env.num_envs=8", "ppo.total_steps=3000", "dist.correction=vtrace"]
+    folder = ran("one of unequal", *ASYNC, *sizes, *METRICS)
+    of_one = summary(folder)["config"]["ppo"]["rollout_steps"]
+    assert set(of_learner(folder, "rollout/steps")) <= {2 * of_one, 3 * of_one}
+    assert told(folder, "user/transitions") == of_learner(folder, "rollout/steps")
+
+
 def test_an_actor_that_stands_still_holds_nobody_up_and_what_it_acted_is_never_too_old(half_frozen):
     run_dir, before, meanwhile = half_frozen
     assert max(of_learner(run_dir, "dist/lag_max")) == 1

@@ -34,6 +34,7 @@ RUNS = {
     "Pendulum": ["env=pendulum", *EVERYTHING],
     "Pendulum, 2 ranks": ["env=pendulum", *EVERYTHING, "dist.world_size=2"],
     "MountainCar with evaluations": ["env=gym", "env.id=MountainCar-v0", "eval.every_steps=96", "eval.episodes=1"],
+    "Pendulum, 3 ranks": ["env=pendulum", *EVERYTHING, "dist.world_size=3"],
     "LSTM, 2 ranks": [
         "env=pendulum", "env.max_episode_steps=20", *EVERYTHING, "model=lstm", "model.memory_size=16",
         "ppo.num_minibatches=2", "dist.world_size=2",
@@ -120,9 +121,16 @@ def test_a_run_that_goes_on_from_any_checkpoint_is_the_one_that_was_not_interrup
 
 OTHERS = {
     "1 to 2": ["dist.world_size=2"],
+    "1 to 3": ["dist.world_size=3"],
     "1 to 4, over gloo": ["dist.world_size=4", "dist.collective=gloo"],
     "sync_actors": ["dist.topology=sync_actors", "dist.world_size=3"],
+    "sync_actors, 3 of them": ["dist.topology=sync_actors", "dist.world_size=4"],
     "multi_learner": ["dist.topology=multi_learner", "dist.world_size=4"],
+    "multi_learner, unequal teams": [
+        "dist.topology=multi_learner",
+        "dist.world_size=5",
+        "dist.num_learners=2",
+    ],
     "env_workers": ["dist.topology=env_workers", "dist.world_size=3"],
     "unequal shares": ["dist.topology=env_workers", "dist.world_size=4", "dist.env_shares=[1,2,1]"],
 }

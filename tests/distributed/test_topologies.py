@@ -155,6 +155,7 @@ def test_waiting_is_told_by_whom_it_is_for_and_messages_are_counted(learned, top
     [
         *((topology, world_size, []) for topology, world_size in SPREAD.items()),
         ("multi_learner", 6, ["dist.num_learners=2"]),
+        ("sync_actors", 4, []),
         ("env_workers_hetero", 4, ["dist.env_shares=[5,1,2]"]),
     ],
 )

@@ -107,11 +107,19 @@ def test_where_not_all_ranks_step_environments_the_header_says_how_many_do():
     assert "N = ranks that step x E = 4 x 2 = 8" in text
 
 
+def test_where_they_step_unequal_numbers_the_header_says_how_many_step_how_many():
+    spread = config()
+    spread.dist.world_size, spread.dist.topology = 4, "sync_actors"
+    assert "N = 2 x 3 + 1 x 2 = 8" in header(spread, validate(spread), {})
+
+
 def test_where_an_update_learns_from_other_rollouts_than_one_of_each_rank_the_header_says_from_how_many():
     asynchronous = config()
     asynchronous.dist.world_size, asynchronous.dist.topology = 5, "async_actors"
     asynchronous.ppo.rollouts_per_update = 1
     assert "B = 1 x E x T = 2 x 128 = 256" in header(asynchronous, validate(asynchronous), {})
+    asynchronous.dist.world_size = 4
+    assert "B = about 1 x 8 / 3 x T = 2 x 128 = 256" in header(asynchronous, validate(asynchronous), {})
 
 
 def test_plain_lines_come_every_few_seconds_and_for_the_first_and_the_last_iteration():
