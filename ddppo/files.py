@@ -9,6 +9,8 @@ import json
 import math
 import os
 import shutil
+import stat
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -140,3 +142,13 @@ def free_name(path: Path, label: str = "") -> Path:
     while (kept := path.with_name(f"{path.stem}{label}.{number}{path.suffix}")).exists():
         number += 1
     return kept
+
+
+def users_temporary_folder() -> Path:
+    """Return this user's part of the temporary folder, made if need be. Raises OSError if others can write to it."""
+    folder = Path(tempfile.gettempdir()) / f"ddppo-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise PermissionError(errno.EPERM, "other users can write to it", str(folder))
+    return folder

@@ -25,7 +25,7 @@ from ddppo.errors import AFTER_TRAINING, ConfigError, Stopped, StorageError, Tra
 from ddppo.launch.arguments import composition_message, one_line, prepared_arguments
 from ddppo.launch.run import fork_before_user_import, train_one
 from ddppo.launch.sweep import SweepFolder, report_sweep, train_in_sweep
-from ddppo.launch.torchrun import check_launcher, forget_torchrun, under_torchrun
+from ddppo.launch.torchrun import check_launcher, forget_torchrun, launcher
 from ddppo.package import see_current_folder, versions
 from ddppo.processes import limits
 from ddppo.processes.signals import die_with_parent, ends_without_waiting, note_beginning, stop_signals_raise
@@ -56,19 +56,20 @@ def main() -> None:
         75, or run.requeue_exit_code: a scheduler's signal or run.max_minutes ended the run, and it can be resumed.
         128 + number of a signal: another signal ended it, e.g. 130 for Ctrl-C.
     """
-    result = command()
+    result = command(may_be_rank=True)
     if result.message:
         print(result.message, file=sys.stderr)
-    if under_torchrun():
-        _leave_torchrun(result.exit_code)
+    if launcher():
+        _leave_others(result.exit_code)
     if result.exit_code:
         sys.exit(result.exit_code)
 
 
-def command() -> CommandResult:
+def command(*, may_be_rank: bool = False) -> CommandResult:
     """Run the command line in sys.argv, where Hydra reads it, and return how it ended.
 
-    Only faults that need their traceback are raised.
+    Only faults that need their traceback are raised. may_be_rank: whether copies of this process, which mpirun or srun
+    started, are ranks of one run: not those of a program that calls this function.
     """
     _prepare_process()
     run_dir: Path | None = None
@@ -91,13 +92,15 @@ def command() -> CommandResult:
     with SweepFolder.during_command():
         error: Exception | None = None
         try:
-            # 1. Which process is this? Ranks above 0 of torchrun never return from here.
-            check_launcher()
-            if under_torchrun() and os.environ["RANK"] != "0":
-                from ddppo.launch.rank import follow
+            # 1. Which process is this? Ranks above 0 of torchrun or mpirun never return from here.
+            check_launcher(joins=may_be_rank)
+            if launcher():
+                die_with_parent()
+                if os.environ["RANK"] != "0":
+                    from ddppo.launch.rank import follow
 
-                follow(sys.argv[1:])
-            if not under_torchrun():
+                    follow(sys.argv[1:])
+            else:
                 forget_torchrun()
             if "--version" in sys.argv[1:]:
                 print(versions())
@@ -113,7 +116,7 @@ def command() -> CommandResult:
             os.environ["DDPPO_COMMAND"] = shlex.join(["python", "-m", "ddppo.train", *sys.argv[1:]])
             sys.argv[1:] = prepared_arguments(sys.argv[1:])
             compose.register()
-            if not under_torchrun():
+            if not launcher():
                 variants.call_before_user_import(fork_before_user_import)
 
             # 4. Hydra composes the configuration and calls `job`. With this variable it raises errors unchanged.
@@ -127,7 +130,7 @@ def command() -> CommandResult:
             error = _foreseen(e)
             if error is None and SweepFolder.path is not None:
                 error = e  # report_sweep prints its traceback above the list of runs
-            elif error is None and under_torchrun():
+            elif error is None and launcher():
                 traceback.print_exc()
                 return CommandResult(1, run_dir=run_dir, error=e)
             elif error is None:
@@ -183,8 +186,6 @@ def _prepare_process() -> None:
     see_current_folder()
     note_beginning()
     limits.allow_open_files()
-    if under_torchrun():
-        die_with_parent()
     # GNU OpenMP's threads spin 300,000 rounds before they sleep. If another process wants their core, they crawl: on 2
     # cores with 4 busy processes 2 threads took over 50 times as long. 1,000 rounds keep the gain of a second thread.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
@@ -192,8 +193,8 @@ def _prepare_process() -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
-def _leave_torchrun(exit_code: int) -> None:
-    """Exit as rank 0 of torchrun. Ranks that wait for a run folder get the exit code, and end too."""
+def _leave_others(exit_code: int) -> None:
+    """Exit as rank 0 that a launcher started. Ranks that wait for a run folder get the exit code, and end too."""
     from ddppo.launch.rank import dismiss
 
     dismiss(exit_code)

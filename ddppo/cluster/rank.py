@@ -4,11 +4,12 @@ It translates SLURM's environment variables to those of torchrun, and runs the r
 """
 
 import os
-import re
 import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+
+from ddppo.launch.mpi import tasks_per_node
 
 
 def main() -> None:
@@ -39,17 +40,6 @@ def torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
         "GROUP_WORLD_SIZE": str(len(per_node)),
         "DDPPO_CORES_PER_RANK": environ["SLURM_CPUS_PER_TASK"],
     }
-
-
-def tasks_per_node(text: str) -> list[int]:
-    """Return the number of tasks on each node, from SLURM's notation: 2(x3),1 is [2, 2, 2, 1]."""
-    counts: list[int] = []
-    for part in text.split(","):
-        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
-        if found is None:
-            raise ValueError(f"SLURM_STEP_TASKS_PER_NODE={text}: {part!r} is not of the form 2 or 2(x3)")
-        counts += [int(found[1])] * int(found[2] or 1)
-    return counts
 
 
 if __name__ == "__main__":

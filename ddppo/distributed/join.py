@@ -104,7 +104,9 @@ def cores_per_rank(local_world_size: int) -> int:
     # The scheduler may have bound the rank to these cores, or not.
     if allotted := os.environ.get("DDPPO_CORES_PER_RANK"):
         return min(int(allotted), available_cores())
-    return max(1, available_cores() // local_world_size)
+    # mpirun may have bound the rank to some of them.
+    cores = int(os.environ.get("DDPPO_HOST_CORES", available_cores()))
+    return max(1, min(available_cores(), cores // local_world_size))
 
 
 def threads_per_rank(config: Config, local_world_size: int, work: int) -> int:

@@ -4,18 +4,22 @@ torch waits for connections inside C++, where Ctrl-C does not interrupt it, and 
 module tries addresses from Python first, and torch connects only to an address that answers.
 """
 
+import json
 import os
 import queue
 import re
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from pathlib import Path
 
 import torch.distributed as dist
 
 from ddppo.errors import CollectiveError, ConfigError, TrainingError, first_sentence
+from ddppo.files import write_json
 
 _PROBE_S = 0.4  # enough on a busy machine too: the kernel, not the process, accepts a connection
 _AGAIN_S = 0.1  # between two attempts to connect
@@ -108,14 +112,23 @@ def launchers_store(timeout_s: float) -> dist.Store:
 def rendezvous_store(timeout_s: float) -> dist.Store:
     """Return the store at MASTER_ADDR and MASTER_PORT: torchrun's, or one that rank 0 opens.
 
+    Ranks that mpirun or srun started on one host have no such address: rank 0 opens a store at any free port and writes
+    the port into the file DDPPO_MEETING (launch/mpi.py), from which the other ranks read it.
+
     Raises CollectiveError if it does not answer within `timeout_s`, TrainingError if rank 0 cannot open it.
     """
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     is_torchruns = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     is_master = os.environ["RANK"] == "0" and not is_torchruns
+    meeting = _meeting_file()
+    if meeting is None:
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    elif is_master:
+        address, port = loopback_address(), 0
+    else:
+        address, port = _read(meeting, timeout_s)
     if not is_master:
         _reach(address, port, timeout_s, is_there=is_torchruns)
-    made: queue.SimpleQueue[dist.Store | RuntimeError] = queue.SimpleQueue()
+    made: queue.SimpleQueue[dist.TCPStore | RuntimeError] = queue.SimpleQueue()
 
     def make() -> None:
         try:
@@ -136,6 +149,8 @@ def rendezvous_store(timeout_s: float) -> dist.Store:
     except queue.Empty:
         found = RuntimeError("the program that listens there does not answer as a store of torch")
     if not isinstance(found, RuntimeError):
+        if meeting is not None and is_master:
+            write_json(meeting, [os.getpid(), address, found.port])
         return found
     if not is_master:
         raise CollectiveError(
@@ -144,9 +159,39 @@ def rendezvous_store(timeout_s: float) -> dist.Store:
     is_taken = "EADDRINUSE" in str(found)
     why = "another program, or the rest of a run, holds the port" if is_taken else first_sentence(found)
     raise TrainingError(
-        f"rank 0 cannot listen at {address}:{port} (MASTER_ADDR, MASTER_PORT): {why}; choose another MASTER_PORT, by "
-        "torchrun's --master-port"
+        f"rank 0 cannot listen at {address}:{port} (MASTER_ADDR, MASTER_PORT): {why}; choose another MASTER_PORT "
+        "(torchrun --master-port)"
     )
+
+
+def _meeting_file() -> Path | None:
+    return Path(os.environ["DDPPO_MEETING"]) if "DDPPO_MEETING" in os.environ else None
+
+
+def _read(meeting: Path, timeout_s: float) -> tuple[str, int]:
+    """Wait until rank 0 has written where its store is; return address and port. Raises CollectiveError."""
+    end = time.monotonic() + timeout_s
+    while time.monotonic() < end:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            number, address, port = json.loads(meeting.read_text())
+            os.kill(number, 0)  # a rank 0 that was killed left its file
+            return address, port
+        time.sleep(_AGAIN_S)
+    raise CollectiveError(
+        f"rank {os.environ['RANK']} on {socket.gethostname()} heard nothing from rank 0 within {timeout_s:g} s "
+        f"(dist.timeout_s) by the file {meeting}; if each rank is in a container of its own, set MASTER_ADDR=127.0.0.1 "
+        "and MASTER_PORT=<a free port>"
+    )
+
+
+@contextmanager
+def leaving_meeting() -> Iterator[None]:
+    """Remove rank 0's file behind the block, when all ranks have met: a later run of the same mpirun writes another."""
+    try:
+        yield
+    finally:
+        if (meeting := _meeting_file()) is not None:
+            meeting.unlink(missing_ok=True)
 
 
 def _reach(address: str, port: int, timeout_s: float, *, is_there: bool) -> None:

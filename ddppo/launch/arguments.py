@@ -27,7 +27,7 @@ from ddppo.config.help import setting_names, unknown_setting
 from ddppo.config.settings import SECTIONS, Config, config_class, sections
 from ddppo.config.variants import type_of
 from ddppo.errors import ConfigError, EnvRaised, RunFolderError, TrainingError
-from ddppo.launch.torchrun import under_torchrun
+from ddppo.launch.torchrun import launcher
 from ddppo.package import install_command
 
 _FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "sweep")  # settings that name a folder to write into
@@ -57,13 +57,13 @@ def prepared_arguments(arguments: list[str]) -> list[str]:
         _check_multirun(asked, values)
     else:
         _check_single(values, runs=asked.cfg is None and asked.info is None)
-    # 4. Check folders. A resumed run writes into its own, and under torchrun W is the number of processes.
+    # 4. Check folders. A resumed run writes into its own, and under a launcher W is the number of processes.
     added = _settings_of_resume(values) if "resume" in values else []
     for key in _FOLDERS:
         if key in values:
             _check_writable(key, _unquoted(values[key]))
-    if under_torchrun():
-        added += _settings_of_torchrun(values)
+    if launcher():
+        added += _settings_of_launcher(values)
     # 5. Write each setting as Hydra's grammar needs it.
     return [*flags, *map(_in_grammar, settings), *added]
 
@@ -278,8 +278,8 @@ def _check_multirun(asked: argparse.Namespace, values: dict[str, str]) -> None:
         raise ConfigError(
             "--cfg and --info show one configuration, hydra.mode=MULTIRUN runs several: leave it out"
         )
-    if under_torchrun():
-        raise ConfigError("-m starts several runs, torchrun one: use one or the other")
+    if launcher():
+        raise ConfigError(f"-m starts several runs, {launcher()} one: use one or the other")
     if "resume" in values:
         raise ConfigError(
             "resume continues one run; it cannot be combined with -m. To continue a sweep, repeat its command with "
@@ -306,7 +306,7 @@ def _check_multirun(asked: argparse.Namespace, values: dict[str, str]) -> None:
         )
 
 
-# -- 4. Folders, and settings that follow from resume= and from torchrun.
+# -- 4. Folders, and settings that follow from resume= and from the launcher.
 
 
 def _settings_of_resume(values: dict[str, str]) -> list[str]:
@@ -364,12 +364,12 @@ def _check_writable(key: str, value: str) -> None:
         ) from e
 
 
-def _settings_of_torchrun(values: dict[str, str]) -> list[str]:
-    """Return dist.world_size=<number of torchrun's ranks>, unless it is given."""
+def _settings_of_launcher(values: dict[str, str]) -> list[str]:
+    """Return dist.world_size=<number of ranks that torchrun or mpirun started>, unless it is given."""
     world_size = os.environ["WORLD_SIZE"]
     if values.get("dist.world_size", world_size) != world_size:
         raise ConfigError(
-            f"dist.world_size={values['dist.world_size']}, but torchrun started {world_size} ranks: leave it out"
+            f"dist.world_size={values['dist.world_size']}, but {launcher()} started {world_size} ranks: leave it out"
         )
     if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0 and "resume" not in values:
         raise ConfigError(

@@ -223,7 +223,7 @@ def _check_topology(config: Config, spec: EnvSpec, *, is_far: bool) -> None:
 
 
 def local_world_size(config: Config) -> int:
-    """Return the number of ranks on this machine: torchrun's share of them, or all."""
+    """Return the number of ranks on this machine: the launcher's share of them, or all."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", config.dist.world_size))
 
 
@@ -231,7 +231,8 @@ def check_machine(config: Config, local_world_size: int) -> str | None:
     """Check that this machine has cores or GPUs for its ranks. Returns a warning if ranks must share them."""
     device = resolve_device(config.device if config.dist.reduction == "fast" else "cpu")
     check_collective(config, device, local_world_size)
-    has, noun = available_cores(), "cores"
+    # mpirun may have bound this rank to one core of its own.
+    has, noun = int(os.environ.get("DDPPO_HOST_CORES", available_cores())), "cores"
     if device.type == "cuda":
         has, noun = torch.cuda.device_count(), "GPUs"
         # A rank that only steps environments needs no GPU.
@@ -241,7 +242,7 @@ def check_machine(config: Config, local_world_size: int) -> str | None:
     if local_world_size == 1 or local_world_size <= has:
         return None
     is_all = local_world_size == config.dist.world_size
-    named = "dist.world_size" if is_all else "nproc-per-node"  # the latter is torchrun's
+    named = "dist.world_size" if is_all else "nproc-per-node"  # torchrun's word
     shared = f"{named}={local_world_size} exceeds this machine's {has} {noun}"
     if config.dist.oversubscribe == "refuse":
         raise ConfigError(

@@ -1,10 +1,10 @@
-"""How a process becomes a rank: our own launcher forks it, or torchrun started it.
+"""How a process becomes a rank: our own launcher forks it, or torchrun or mpirun started it.
 
 Our launcher (local_ranks.py) runs `python -m ddppo.launch.rank <run folder>` in a fork for each rank: `main`.
 
-torchrun starts `ddppo.train` in every process. Rank 0 composes and checks the configuration, tells the others the run
-folder and trains (`lead`). The others wait for it (`follow`). If rank 0 ends without a run, it tells them to end
-(`dismiss`).
+torchrun, mpirun, mpiexec and srun start `ddppo.train` in every process. Rank 0 composes and checks the configuration,
+tells the others the run folder and trains (`lead`). The others wait for it (`follow`). If rank 0 ends without a run, it
+tells them to end (`dismiss`).
 
 The ranks that torchrun started must not take an earlier start's words for this one's. After a fault torchrun starts its
 ranks again, perhaps on fewer hosts. Its store may be the one of before, with all that ranks wrote into it, and torchrun
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from ddppo.errors import CollectiveError, TrainingError, first_sentence
-from ddppo.launch.torchrun import end_at_once
+from ddppo.launch.torchrun import end_at_once, launcher
 from ddppo.processes.signals import stop_signals_kill
 
 if TYPE_CHECKING:  # torch takes a second, and signals are to be set before it
@@ -47,16 +47,16 @@ def main() -> None:
     run_launched_rank(Path(sys.argv[1]))
 
 
-# -- Ranks that torchrun started.
+# -- Ranks that torchrun, mpirun, mpiexec or srun started.
 
 
 def lead(run_dir: Path, timeout_s: float) -> int | None:
-    """Train as rank 0 of torchrun, after telling the other ranks the run folder.
+    """Train as rank 0 of a launcher, after telling the other ranks the run folder.
 
     Returns the signal that asked this rank to stop, if any. Raises CollectiveError if a rank does not come in time.
     """
     global _has_told
-    from ddppo.distributed.network import rendezvous_store
+    from ddppo.distributed.network import leaving_meeting, rendezvous_store
     from ddppo.loop.rank import train_rank
 
     # A stop signal kills until the loop can stop in good order. Not SIGINT: rank 0 reports it, and its own waits below
@@ -64,7 +64,8 @@ def lead(run_dir: Path, timeout_s: float) -> int | None:
     stop_signals_kill()
     world_size = int(os.environ["WORLD_SIZE"])
     try:
-        store = tell_run(rendezvous_store(timeout_s), world_size, run_dir.resolve(), timeout_s)
+        with leaving_meeting():
+            store = tell_run(rendezvous_store(timeout_s), world_size, run_dir.resolve(), timeout_s)
     except TrainingError:
         _has_told = True
         raise
@@ -73,7 +74,7 @@ def lead(run_dir: Path, timeout_s: float) -> int | None:
 
 
 def follow(arguments: Sequence[str]) -> NoReturn:
-    """Be a rank above 0 of torchrun, and print nothing: rank 0 reports all that ends the run."""
+    """Be a rank above 0 of a launcher, and print nothing: rank 0 reports all that ends the run."""
     # Before torch is imported: an exception in the middle of that breaks torch.
     stop_signals_kill(signal.SIGINT)
     from ddppo.config.settings import DistSettings
@@ -86,8 +87,8 @@ def follow(arguments: Sequence[str]) -> NoReturn:
     except SystemExit as e:
         end_at_once(int(e.code or 0))
     # Exit code 0 would mean to torchrun that the run is complete. Perhaps it only stopped this rank to start it again
-    # with another host's.
-    run_rank(run_dir, lambda _: store, if_cut_short=os.EX_TEMPFAIL)
+    # with another host's. mpirun would take any other code for a fault, and kill rank 0 while it says how to go on.
+    run_rank(run_dir, lambda _: store, if_cut_short=os.EX_TEMPFAIL if launcher() == "torchrun" else 0)
 
 
 def _timeout_s(arguments: Sequence[str], default: float) -> float:
@@ -101,7 +102,7 @@ def _timeout_s(arguments: Sequence[str], default: float) -> float:
 
 
 def dismiss(exit_code: int) -> None:
-    """As rank 0 of torchrun without a run, tell the ranks that wait: they end silently with this exit code.
+    """As rank 0 of a launcher without a run, tell the ranks that wait: they end silently with this exit code.
 
     Not after Ctrl-C on one host, which reached all ranks.
     """
@@ -109,11 +110,11 @@ def dismiss(exit_code: int) -> None:
     if _has_told or os.environ["RANK"] != "0" or (exit_code >= 128 and is_one_host):
         return
     stop_signals_kill(signal.SIGINT)
-    # torchrun sends it to the others once one of them has ended.
+    # torchrun sends it to the others once one of them has ended, and mpirun too.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    from ddppo.distributed.network import rendezvous_store
+    from ddppo.distributed.network import leaving_meeting, rendezvous_store
 
-    with suppress(Exception):  # it would hide the fault for which rank 0 ends
+    with suppress(Exception), leaving_meeting():  # an exception would hide the fault for which rank 0 ends
         tell_end(rendezvous_store(30.0), int(os.environ["WORLD_SIZE"]), exit_code)
 
 
@@ -134,7 +135,7 @@ def tell_run(store: "dist.Store", world_size: int, run_dir: Path, timeout_s: flo
     try:
         missing = _answer(store, world_size, {"start": name, "run_dir": str(run_dir)}, own_store, timeout_s)
     except dist.DistError as e:
-        raise CollectiveError(f"rank 0 lost torchrun's store: {first_sentence(e)}") from e
+        raise CollectiveError(f"rank 0 lost the store of the ranks: {first_sentence(e)}") from e
     if missing:
         raise CollectiveError(
             f"{in_words(missing)} of {world_size} did not come within {timeout_s:g} s of rank 0 (dist.timeout_s)"

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from ddppo.config import rules, stored
 from ddppo.config.settings import Config
 from ddppo.errors import AfterTrainingError, ConfigError, RankLost, Stopped, TrainingError
-from ddppo.launch.torchrun import under_torchrun
+from ddppo.launch.torchrun import launcher
 from ddppo.package import command
 from ddppo.processes import limits
 from ddppo.processes.signals import asks_for_requeue, end_of_time, is_over
@@ -91,7 +91,7 @@ def _patience_s(config: Config) -> float:
     After a fault torchrun starts its ranks again. Rank 0 of the start before may be on another host, where it notices
     only after dist.timeout_s that it lost the other ranks.
     """
-    return config.dist.timeout_s + 5.0 if under_torchrun() else 0.0
+    return config.dist.timeout_s + 5.0 if launcher() == "torchrun" else 0.0
 
 
 def _with_remedy(interrupt: KeyboardInterrupt, config: Config, folder: RunFolder) -> Stopped:
@@ -123,9 +123,9 @@ def fork_before_computing(config: Config) -> None:
 
     A fork copies only the thread that forks. A lock that another thread holds at that moment, as OpenMP's and BLAS's
     threads may, stays locked in the copy forever. The checks that follow compute, and so start such threads. A sweep
-    forks the server at W = 1 too: a later run of it may have several ranks. torchrun starts ranks itself.
+    forks the server at W = 1 too: a later run of it may have several ranks. torchrun and mpirun start ranks themselves.
     """
-    if under_torchrun() or (config.dist.world_size == 1 and HydraConfig.get().mode != RunMode.MULTIRUN):
+    if launcher() or (config.dist.world_size == 1 and HydraConfig.get().mode != RunMode.MULTIRUN):
         return
     import ddppo.launch.checks  # noqa: F401  # before the fork, so that the server need not import it again
     from ddppo.launch import local_ranks
@@ -151,12 +151,15 @@ def check(config: Config) -> None:
     num_ranks_here = checks.local_world_size(config)
     if little := limits.little_memory(num_ranks_here):
         warn(little)
-    if config.dist.world_size > 1 and not under_torchrun():
+    if config.dist.world_size > 1 and not launcher():
         network.loopback_address()
     if warning := checks.check(config, local_world_size=num_ranks_here):
         warn(warning)
-    if under_torchrun() and config.dist.on_lost == "restart":
-        warn("dist.on_lost=restart restarts no rank that torchrun started, only processes of environments")
+    if launcher() and config.dist.on_lost == "restart":
+        ends = "" if launcher() == "torchrun" else f": {launcher()} ends the run when it loses one"
+        warn(
+            f"dist.on_lost=restart restarts no rank that {launcher()} started, only processes of environments{ends}"
+        )
 
 
 def run(config: Config, run_dir: Path) -> int | None:
@@ -167,8 +170,8 @@ def run(config: Config, run_dir: Path) -> int | None:
     """
     folder = RunFolder(run_dir)
     try:
-        # Rank 0 is this process under torchrun and at W = 1. Else all ranks are forked, and this process watches them.
-        if under_torchrun():
+        # Under a launcher and at W = 1 this process is rank 0. Else it forks all ranks, and watches them.
+        if launcher():
             from ddppo.launch.rank import lead
 
             stop_signal = lead(run_dir, config.dist.timeout_s)

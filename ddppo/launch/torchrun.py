@@ -1,8 +1,8 @@
-"""Which launcher started this process, by its environment variables: none, torchrun, or one that is refused.
+"""Which launcher started this process, by its environment variables: none, torchrun, mpirun, mpiexec or srun.
 
-torchrun's processes become ranks of one run (launch/rank.py). Copies that mpirun or srun started would each train a run
-of their own, and variables of torchrun that were left in a shell would make a process wait for ranks that do not exist:
-both are errors that name the variables.
+Processes that one of them started become ranks of one run (launch/rank.py); launch/mpi.py translates the variables of
+all but torchrun. Variables of torchrun that were left in a shell would make a process wait for ranks that do not exist:
+an error that names them.
 """
 
 import os
@@ -10,22 +10,19 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from ddppo.errors import ConfigError
+from ddppo.launch.mpi import LAUNCHER, copy_of, refusal, variables_of_rank
 
 # Variables that torchrun sets for each rank. A process without any of _REQUIRED is no rank, even if others are set.
 _REQUIRED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _COUNTS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
 _OPTIONAL = ("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE")
-# Other launchers that start copies of a command: the variables with the number of copies and the number of this one.
-_OTHER_LAUNCHERS = {
-    "mpirun (Open MPI)": ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
-    "mpiexec (MPICH, Intel MPI)": ("PMI_SIZE", "PMI_RANK"),
-    "mpirun (MVAPICH)": ("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
-    "srun": ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),  # set in a step of srun's, not in the script of a job
-}
 
 
-def under_torchrun() -> bool:
-    return "TORCHELASTIC_RUN_ID" in os.environ and "RANK" in os.environ
+def launcher() -> str:
+    """Return the launcher that started this process as a rank: torchrun, mpirun, mpiexec or srun; "" if none did."""
+    if "RANK" not in os.environ:
+        return ""
+    return "torchrun" if "TORCHELASTIC_RUN_ID" in os.environ else os.environ.get(LAUNCHER, "")
 
 
 def forget_torchrun() -> None:
@@ -34,47 +31,29 @@ def forget_torchrun() -> None:
         os.environ.pop(name, None)
 
 
-def check_launcher() -> None:
-    """Raise ConfigError if another launcher started copies of this command, or torchrun's variables are contradictory.
+def check_launcher(*, joins: bool) -> None:
+    """Make this process a rank, in torchrun's variables, if mpirun, mpiexec or srun started it as one of several.
 
-    All copies but the first end silently, with the same exit code.
+    joins: whether all copies are this command, and not a program that calls it. Raises ConfigError if copies cannot
+    join, or if torchrun's variables are contradictory. Copies that cannot join end silently, except the first.
     """
-    copies = copies_of(os.environ)
-    if copies is not None and copies[1] > 0:
-        end_at_once(2)
-    if wrong := (copies[0] if copies is not None else contradiction(os.environ)):
+    # srun torchrun ... is fine: torchrun's variables are the last ones set.
+    copy = None if launcher() == "torchrun" else copy_of(os.environ)
+    try:
+        if copy is None:
+            os.environ.pop(LAUNCHER, None)
+            if wrong := contradiction(os.environ):
+                raise ConfigError(wrong)
+        elif joins:
+            os.environ.update(variables_of_rank(copy, os.environ))
+        else:
+            raise ConfigError(refusal(copy))
+    except ConfigError:
+        # mpirun kills all copies once one has ended with another code than 0: the first would not get to say why.
+        if joins and copy is not None and copy.number > 0:
+            end_at_once(0)
         forget_torchrun()  # there is no other rank to tell about the end
-        raise ConfigError(wrong)
-
-
-def copies_of(environ: Mapping[str, str]) -> tuple[str, int] | None:
-    """Return a message and the number of this copy if another launcher started copies of the command, else None."""
-    if "TORCHELASTIC_RUN_ID" in environ and "RANK" in environ:  # srun torchrun ... is fine
-        return None
-    for launcher, (size, number) in _OTHER_LAUNCHERS.items():
-        is_shell = launcher == "srun" and "SLURM_PTY_PORT" in environ  # srun -n 4 --pty bash
-        if environ.get(size, "1") == "1" or is_shell:
-            continue
-        subject = (
-            f"{launcher} started {environ[size]} copies of this command ({size}={environ[size]}), and each"
-        )
-        return _refusal(subject, environ[size]), _number(environ.get(number))
-    if "PMIX_RANK" in environ and not any(size in environ for size, _ in _OTHER_LAUNCHERS.values()):
-        number = environ["PMIX_RANK"]
-        subject = f"a launcher that speaks PMIx started this command as one of several (PMIX_RANK={number}), and each"
-        return _refusal(subject, "N"), _number(number)
-    return None
-
-
-def _refusal(subject: str, size: str) -> str:
-    return (
-        f"{subject} would train a run of its own: start it once, with dist.world_size={size}, or by torchrun "
-        f"--nproc-per-node={size} -m ddppo.train ..., or as a SLURM job by -m hydra/launcher=slurm"
-    )
-
-
-def _number(text: str | None) -> int:
-    return int(text) if text is not None and text.isdecimal() else 0
+        raise
 
 
 def contradiction(environ: Mapping[str, str]) -> str | None:
@@ -137,5 +116,5 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def end_at_once(code: int) -> NoReturn:
-    """End without Python's cleanup: torchrun kills ranks that still run when one has ended, and reports them killed."""
+    """End without Python's cleanup: launchers kill ranks that still run when one has failed, and report them."""
     os._exit(code)

@@ -17,7 +17,6 @@ import os
 import platform
 import shlex
 import shutil
-import stat
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
+
+from ddppo.files import users_temporary_folder
 
 _HERE = Path(__file__).resolve().parent
 _COMPILE_S = 600.0  # limit for one source file, and for the wait while another process compiles
@@ -268,12 +269,7 @@ def _folders() -> Iterator[Path]:
         if os.access(cache, os.R_OK | os.W_OK | os.X_OK):
             yield cache
     with suppress(OSError):
-        folder = Path(tempfile.gettempdir()) / f"ddppo-{os.getuid()}"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        status = folder.lstat()
-        # A folder that other users can write to would let them load code into this process.
-        if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022:
-            yield folder
+        yield users_temporary_folder()  # other users cannot write to it, and so load no code into this process
 
 
 def _checksum_of(path: Path) -> Path:
