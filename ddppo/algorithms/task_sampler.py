@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from ddppo.algorithms.known import algorithm_setting
 from ddppo.config.algorithm_settings import check_groups
 from ddppo.config.settings import Config, section
+from ddppo.distributed.topologies.known import find
 from ddppo.errors import ConfigError, RunFolderError
 from ddppo.plugins import added, imported
 from ddppo.scaling import BatchShape
@@ -241,6 +242,8 @@ def check_whole_episodes(config: Config, shape: BatchShape, spec: EnvSpec) -> No
                 "task: use ppo=grpo, or leave it out"
             )
         return
+    if spec.is_text:
+        find(config.dist.topology).check_work("text", f"{name}, of text")
     chosen_by = algorithm_setting(config)
     check_groups(config, shape, f"{name}, of text" if whole_episodes(config) is None else chosen_by)
     if spec.journal is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from omegaconf import MISSING
 
 from ddppo.config.fields import setting
+from ddppo.distributed.topologies.known import find
 from ddppo.errors import ConfigError
 from ddppo.scaling import BatchShape
 
@@ -295,10 +296,7 @@ def _check_scale(ppo: SurrogateSettings, name: str, *, divides: bool) -> None:
 def check_groups(config: "Config", shape: BatchShape, why: str) -> None:
     """Raise ConfigError if an iteration cannot be groups of G whole episodes. why: the setting that needs groups."""
     ppo, dist = config.ppo, config.dist
-    if dist.topology != "ddp":
-        raise ConfigError(
-            f"distributed={dist.topology} with {why}: only ddp collects groups of whole episodes: use distributed=ddp"
-        )
+    find(dist.topology).check_work("episodes", why)
     # Strong scaling shortens rollouts if there are more ranks than environments: episodes would be cut.
     if shape.rollout_steps != config.training.rollout_steps:
         raise ConfigError(

@@ -167,12 +167,6 @@ def _check_target(config: Config) -> None:
         )
 
 
-_WITH_MEMORY = (  # topologies that carry a policy's recurrent state
-    *("ddp", "ddp_preempt", "sync_actors", "multi_learner"),
-    *("env_workers", "central_inference"),
-)
-
-
 def check_memory(config: Config, shape: BatchShape) -> None:
     """Raise ConfigError if model.memory cannot be trained, or ppo.sequence_length is set without any memory."""
     memory, length = getattr(config.model, "memory", "none"), config.training.sequence_length
@@ -189,11 +183,7 @@ def check_memory(config: Config, shape: BatchShape) -> None:
 
 def check_remembering(config: Config, shape: BatchShape, setting: str) -> None:
     """Raise ConfigError if a model with memory cannot be trained. setting: the text that brings the memory."""
-    if config.dist.topology not in _WITH_MEMORY:
-        raise ConfigError(
-            f"distributed={config.dist.topology} with {setting}: only {', '.join(_WITH_MEMORY)} carry a policy's "
-            "memory: use distributed=ddp"
-        )
+    find(config.dist.topology).check_work("memory", setting)
     if not _takes_memory(config):
         remedy = "use ppo.algorithm=ppo" if _is_ppo(config) else "it takes no memory: use a model without"
         raise ConfigError(f"{algorithm_setting(config)} with {setting}: {remedy}")

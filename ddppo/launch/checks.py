@@ -206,12 +206,8 @@ def _check_topology(config: Config, spec: EnvSpec, *, is_far: bool) -> None:
     """Check that the topology's program can be imported, and its own rules. is_far: the ranks are on other machines."""
     topology = find(config.dist.topology)
     topology_of(topology)
-    if spec.journal is not None and topology.own_pace:
-        raise ConfigError(
-            f"{config.env.id} with distributed={config.dist.topology}: its environments exchange messages after every "
-            "iteration, and ranks at their own pace end no iteration together: use distributed=sync_actors, "
-            "ddp or central_inference"
-        )
+    if spec.journal is not None:
+        topology.check_work("messages", config.env.id)
     if topology.check is not None:
         # device=auto may be a GPU on another machine: its ranks check it again.
         device = "cpu" if is_far and config.device == "auto" else config.device

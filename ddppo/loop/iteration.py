@@ -165,13 +165,20 @@ class Loop:
 
     def _episode_results(self, collected: Collected) -> EpisodeResults | None:
         """Return the results of all environments' episodes, if the task says whether an episode achieved its goal."""
-        rollout = collected.rollout
-        if rollout is None or rollout.achieved is None:
+        context, rollout = self.context, collected.rollout
+        if context.model.collector_class is None:  # our own collectors report no results of episodes
             return None
-        local = torch.stack([rollout.achieved.double(), rollout.valid.any(0).double()]).cpu()  # [2, E]
-        of_all = self.context.group.gather(local)  # [W, 2, E]
-        achieved, was_played = of_all.transpose(0, 1).flatten(1)  # [2, N]
-        return EpisodeResults(achieved, was_played)
+        # Whichever rank holds the rollout of an environment fills its column [reported, achieved, was played].
+        local = torch.zeros(3, context.shape.num_envs, dtype=torch.float64)
+        if rollout is not None and rollout.achieved is not None:
+            assert context.topology.collector is not None
+            first, num_envs = context.topology.collector.first_env, len(rollout.achieved)
+            columns = local[:, first : first + num_envs]
+            columns[0] = 1
+            columns[1] = rollout.achieved
+            columns[2] = rollout.valid.any(0)
+        of_all = context.group.gather(local).sum(0)  # [W, 3, N] -> [3, N]
+        return EpisodeResults(of_all[1], of_all[2]) if of_all[0].all() else None
 
     # -- Evaluation.
 

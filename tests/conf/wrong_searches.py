@@ -16,7 +16,7 @@ LINES = {
     f"{_RUN} search.gate_compliance=1.5": "search.gate_compliance=1.5: must be at most 1",
     f"{_RUN} search.max_episodes_per_order=0": "must be at least 1",
     f"{_RUN} search.beta=-1": "search.beta=-1.0: must be at least 0",
-    f"{_RUN} distributed=sync_actors dist.world_size=3": "only ddp gives environments orders: use it",
+    f"{_RUN} distributed=async_actors dist.world_size=3": "all environments get the next order together",
     f"{_RUN} ppo.algorithm=grpo": "use ppo.algorithm=ppo",
     f"{_RUN} ppo.normalize_obs=true": "change with every trial, so that a kept policy would see other observations",
     f"{_RUN} env.backend=remote": "use env.backend=auto",

@@ -63,6 +63,33 @@ def test_parameters_and_group_statistics_are_those_of_one_rank(tmp_path, kind):
         assert_same(folders[1], folders[world_size])
 
 
+SPREAD = {  # topologies that collect whole episodes, and of how many ranks
+    "sync_actors": ("dist.world_size=3",),
+    "multi_learner": ("dist.world_size=4",),
+    "env_workers": ("dist.world_size=3",),
+    "env_workers_hetero": ("dist.world_size=4",),
+    "central_inference": ("dist.world_size=2", "dist.max_wait_ms=0"),
+}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    result = door(*TINY, *KINDS["everything"], "dist.world_size=1", run_dir=folder)
+    assert result.code == 0, result.stderr
+    return folder
+
+
+@pytest.mark.quick_cases("sync_actors", "env_workers", "central_inference")
+@pytest.mark.parametrize("topology", SPREAD)
+def test_a_topology_learns_from_groups_what_one_rank_learns(alone, tmp_path, topology):
+    how = [f"distributed={topology}", *SPREAD[topology]]
+    result = door(*TINY, *KINDS["everything"], *how, run_dir=tmp_path / "run")
+    assert result.code == 0, result.stderr
+    assert_same(alone, tmp_path / "run")
+    assert torch.equal(last_state(alone)["reference"], last_state(tmp_path / "run")["reference"])
+
+
 def assert_goes_on_to_the_bit(folder, arguments, end, stop):
     """Train to the end, and to a stop and then on; compare."""
     settings, whole, parted = [*TINY, *arguments], folder / "whole", folder / "parted"

@@ -7,7 +7,7 @@ import torch
 from ddppo.algorithms.ppo import with_ratios
 from ddppo.config.settings import EnvConfig
 from ddppo.config.variants import settings_of
-from ddppo.distributed.topologies.actors import RolloutMessage
+from ddppo.distributed.topologies.rollout_message import RolloutMessage
 from ddppo.envs.make import make_vec_env
 from ddppo.envs.vec_env import EnvNames, EnvStep
 from ddppo.loop.evaluation import Policy
@@ -297,8 +297,8 @@ def test_observations_far_from_zero_are_as_good_as_near_ones_on_their_whole_way(
         )
         made.reset([0, 1])
         rollout, _ = collect(made, rollouts=2)
-        message = RolloutMessage(env.spec, 4, 2, torch.float32, with_raw_obs=True)
-        sent = message.unpack(message.pack(rollout).unsqueeze(0), [2], CPU)
+        message = RolloutMessage(with_raw_obs=True)
+        sent = message.unpack([message.pack(rollout)], CPU)
         assert torch.equal(sent.raw_obs, rollout.raw_obs)
         assert sent.raw_obs.dtype == torch.float64
         on_policy = with_ratios(sent, torch.ones(2, dtype=torch.bool), model, normalizer)
@@ -322,10 +322,9 @@ def test_rollouts_of_unequal_numbers_of_environments_lie_side_by_side_in_a_learn
             if isinstance(x := getattr(whole, field.name), torch.Tensor)
         },
     )
-    spec = collector(masked=True).env.spec
-    message = RolloutMessage(spec, 4, 3, torch.float64, with_raw_obs=False)  # room for 3 environments
-    sent = torch.stack([message.pack(rollout).clone() for rollout in (whole, alone)])
-    received = message.unpack(sent, [2, 1], CPU)
+    message = RolloutMessage(with_raw_obs=False)
+    sent = [message.pack(rollout).clone() for rollout in (whole, alone)]
+    received = message.unpack(sent, CPU)
     for name in (
         "obs",
         "actions",

@@ -19,7 +19,7 @@ from ddppo.algorithms.build import whole_episodes
 from ddppo.algorithms.contract import Algorithm
 from ddppo.algorithms.grpo import EpisodeCollector
 from ddppo.algorithms.learner import AlgorithmLearner
-from ddppo.algorithms.task_sampler import TaskSample, TaskSampler
+from ddppo.algorithms.task_sampler import TaskSample, TaskSampler, collects_whole_episodes
 from ddppo.collectives.group import Group
 from ddppo.config.settings import Config, EnvConfig
 from ddppo.distributed.gradient_sync import (
@@ -29,6 +29,7 @@ from ddppo.distributed.gradient_sync import (
     make_gradient_sync,
 )
 from ddppo.distributed.topologies.contract import Layout, Role
+from ddppo.distributed.topologies.rollout_message import RolloutMessage
 from ddppo.distributed.topologies.settings import AsyncActorsSettings
 from ddppo.envs.guard import STEPPED, guarded
 from ddppo.envs.make import make_vec_env
@@ -101,10 +102,14 @@ class RankContext:
         return self.algorithm.synchronised
 
     @property
-    def state_size(self) -> tuple[int, int]:
-        """Sizes (C, S) of `Rollout.state` `[C, E, S]`: C stored states per environment, of S numbers each."""
-        steps = self.shape.rollout_steps
-        return steps // (self.config.training.sequence_length or steps), self.model.state_size
+    def has_whole_episodes(self) -> bool:
+        """Whether a rollout is one whole episode of each environment, cut after T steps."""
+        return collects_whole_episodes(self.config, self.spec)
+
+    @property
+    def rollouts_vary(self) -> bool:
+        """Whether rollouts of one rank differ in size from iteration to iteration; else their messages are equal."""
+        return self.has_whole_episodes or self.algorithm.needs_successors
 
     @property
     def max_restarts(self) -> int:
@@ -171,6 +176,13 @@ class RankContext:
         elif self.shape.num_shards:  # dist.reduction=ordered
             collector.acting = ShardedActing(collector, self.shape.local_num_shards)
         return collector
+
+    def rollout_message(self) -> RolloutMessage:
+        """Make the message in which rollouts travel from a rank that acts to one that learns."""
+        return RolloutMessage(
+            with_raw_obs=self.obs_normalizer is not None,
+            episode_rows=self.shape.rollout_steps if self.has_whole_episodes else None,
+        )
 
     def sync(self, group: Group) -> GradientSync:
         """Make the gradient sum over the ranks of `group`: by dist.reduction, then by dist.grad_sync."""

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from ddppo.algorithms.grpo import EpisodeCollector
 from ddppo.collectives.group import Group
 from ddppo.distributed.topologies.ddp import Ddp
 from ddppo.distributed.topologies.settings import CentralInferenceSettings
 from ddppo.envs.backends.observers import Observers
-from ddppo.envs.vec_env import EnvNames
+from ddppo.envs.vec_env import End, EnvNames
 from ddppo.models.actor_critic import flat_obs
 from ddppo.ppo.collector import Collector
 from ddppo.ppo.cpp.network import CppNetwork
@@ -40,15 +41,15 @@ class Agent(Ddp):
         env = Observers(
             settings, context.spec, names, context.env_timeout_s, context.cores, context.max_restarts
         )
-        collector = context.collector(env, context.env_indices.start, CentralCollector)
+        kind = CentralEpisodes if context.has_whole_episodes else CentralCollector
+        collector = context.collector(env, context.env_indices.start, kind)
         assert isinstance(collector, CentralCollector)
         collector.group = context.group
         collector.max_wait_s = None if dist.max_wait_ms is None else dist.max_wait_ms / 1000
         return collector
 
     def measured(self) -> dict[str, float]:
-        rows = len(self._context.env_indices) * self._context.shape.rollout_steps
-        batch = {"rollout/inference_batch": rows / self.collector.num_forwards}
+        batch = {"rollout/inference_batch": self.collector.num_acted / self.collector.num_forwards}
         return batch | super().measured()
 
 
@@ -59,6 +60,7 @@ class CentralCollector(Collector):
     group: Group  # all ranks; it records the waits for observers, and the bytes to and from them
     max_wait_s: float | None  # how long a batch waits for further observers after the first; None: for all
     num_forwards = 0  # forward passes of the last rollout
+    num_acted = 0  # actions of the last rollout
     _network: CppNetwork | None = None  # computes the policy in C++, if set
 
     def use_cpp(self, network: CppNetwork) -> None:
@@ -66,6 +68,13 @@ class CentralCollector(Collector):
 
     @torch.inference_mode()
     def collect(self, noise: np.ndarray) -> tuple[Transitions, list[FinishedEpisode]]:
+        ends = self._collect_rows(noise)
+        self._check(ends)
+        self._num_steps += self.rollout_steps
+        return self._finish(ends), self._count_episodes(ends)
+
+    def _collect_rows(self, noise: np.ndarray) -> list[End]:
+        """Step every observer until it is done; return the ends of episodes."""
         if self._network is not None:
             self._network.refresh()
         # The last row of the previous rollout is row 0 of this one.
@@ -76,15 +85,15 @@ class CentralCollector(Collector):
             self.memory.begin()
         if self.by_algorithm is not None:
             self.by_algorithm.begin(noise)
-        ends: list[Any] = []
-        self._num_taken, self.num_forwards = self.rollout_steps, 0
+        ends: list[End] = []
+        self._num_taken, self.num_forwards, self.num_acted = self.rollout_steps, 0, 0
         self._life_losses.clear()
         rows = [0] * len(self.env.parts)  # the row of each observer
         waiting = list(range(len(rows)))  # observers that have sent their observations
         num_busy = 0  # observers that step their environments
         while True:
-            # An observer with T rows is done, and receives no further actions.
-            acting = [k for k in waiting if rows[k] < self.rollout_steps]
+            # An observer that is done receives no further actions.
+            acting = [k for k in waiting if not self._is_done(k, rows[k])]
             if acting:
                 self._act_for(acting, rows, draws)
             num_busy += len(acting)
@@ -96,9 +105,10 @@ class CentralCollector(Collector):
             for k in waiting:
                 self._receive_step(k, rows[k], ends)
                 rows[k] += 1
-        self._check(ends)
-        self._num_steps += self.rollout_steps
-        return self._finish(ends), self._count_episodes(ends)
+        return ends
+
+    def _is_done(self, observer: int, num_rows: int) -> bool:
+        return num_rows == self.rollout_steps
 
     def _act_for(self, acting: list[int], rows: list[int], draws: torch.Tensor) -> None:
         """Compute the actions of these observers in one forward pass, and send each observer its own."""
@@ -118,6 +128,7 @@ class CentralCollector(Collector):
                 self.params[t.to(self.device), e.to(self.device)] = params
             self.np_actions[t.numpy(), e.numpy()] = actions
         self.num_forwards += 1
+        self.num_acted += len(t)
         start = 0
         for k, size in zip(acting, sizes, strict=True):
             observer_actions = actions[start : start + size]
@@ -136,7 +147,7 @@ class CentralCollector(Collector):
         self.acted_values[t.to(self.device), e.to(self.device)] = values
         return params
 
-    def _receive_step(self, observer: int, row: int, ends: list[Any]) -> None:
+    def _receive_step(self, observer: int, row: int, ends: list[End]) -> None:
         """Store the results of an observer's actions of `row`; its new observations go to row + 1."""
         step, envs = self.env.answer(observer), self.env.parts[observer]
         each(lambda out, x: out.__setitem__((row + 1, envs), x), self._raw_obs, step.obs)
@@ -160,3 +171,27 @@ class CentralCollector(Collector):
         arrays = [*leaves(step.obs), *leaves(step.final_obs), step.rewards, step.terminated, step.truncated]
         arrays += [] if step.action_mask is None else [step.action_mask]
         self.group.sends.append(sum(x.nbytes for x in arrays))
+
+
+class CentralEpisodes(CentralCollector, EpisodeCollector):
+    """Collects one episode of each environment. An observer is done once those of its environments are over."""
+
+    _is_over: np.ndarray  # [E] whether the episode has ended
+    _last: np.ndarray  # [E] row in which it ended
+
+    @torch.inference_mode()
+    def collect(self, noise: np.ndarray) -> tuple[Transitions, list[FinishedEpisode]]:
+        self._is_over = np.zeros(self.env.num_envs, dtype=bool)
+        self._last = np.full(self.env.num_envs, self.rollout_steps - 1)
+        self._check(self._collect_rows(noise))
+        return self._finished(self._is_over, self._last)
+
+    def _is_done(self, observer: int, num_rows: int) -> bool:
+        return super()._is_done(observer, num_rows) or bool(self._is_over[self.env.parts[observer]].all())
+
+    def _receive_step(self, observer: int, row: int, ends: list[End]) -> None:
+        num_ends = len(ends)
+        super()._receive_step(observer, row, ends)
+        for _, ended, _ in ends[num_ends:]:
+            first = ended[~self._is_over[ended]]
+            self._is_over[first], self._last[first] = True, row

@@ -7,8 +7,8 @@ names its class by an import path, so that reading it imports no torch. Idea: Zh
 Reinforcement Learning with Dataflow Fragments", USENIX ATC.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ddppo.errors import ConfigError, in_one_line
@@ -104,6 +104,27 @@ class Sizes(NamedTuple):
     env_shares: tuple[int, ...] = ()  # dist.env_shares, likewise
 
 
+# Kinds of work that ask more of a topology than T steps of every environment, and what they ask.
+WORK = {
+    "episodes": "an iteration is one whole episode of every environment (GRPO)",
+    "text": "whole episodes in turns of text, with environments that answer at their own pace",
+    "memory": "the state of a policy with memory goes on from step to step, and is learned from",
+    "messages": "environments exchange messages after every iteration (circuits)",
+    "orders": "every iteration begins new episodes, of an order that all environments share (searches)",
+}
+# Ranks at their own pace begin and end no iteration together.
+_CANNOT_AT_OWN_PACE = {
+    "episodes": "a group compares episodes of one policy, and actors at their own pace act with several: use "
+    "distributed=sync_actors",
+    "text": "its episodes are compared in groups of one policy, and actors at their own pace act with several: use "
+    "distributed=sync_actors",
+    "messages": "its environments exchange messages after every iteration, and ranks at their own pace end no "
+    "iteration together: use distributed=sync_actors, ddp or central_inference",
+    "orders": "all environments get the next order together, and ranks at their own pace begin no iteration "
+    "together: use distributed=sync_actors",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class TopologySpec:
     """The declaration of a topology: a way to share the work of PPO among W ranks."""
@@ -124,6 +145,18 @@ class TopologySpec:
     own_pace: bool = False
     # True: ranks call `RankContext.subgroup`. Over several machines this is prepared when ranks meet.
     subgroups: bool = False
+    # Kinds of work, keys of WORK, that it cannot do, each with the reason and what to use instead.
+    cannot: Mapping[str, str] = field(default_factory=dict)
+
+    def why_not(self, kind: str) -> str | None:
+        """Return why this topology cannot do a kind of work, and what to use instead; None if it can."""
+        assert kind in WORK, kind
+        return self.cannot.get(kind) or (_CANNOT_AT_OWN_PACE.get(kind) if self.own_pace else None)
+
+    def check_work(self, kind: str, subject: str) -> None:
+        """Raise ConfigError if this topology cannot do a kind of work. subject: the settings that ask for it."""
+        if (why_not := self.why_not(kind)) is not None:
+            raise ConfigError(f"distributed={self.name} with {subject}: {why_not}")
 
     def of(self, world_size: int, sizes: Sizes) -> Layout:
         """Return the layout of W ranks. Raises ConfigError if there is none."""

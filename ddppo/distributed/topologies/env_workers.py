@@ -1,11 +1,12 @@
 """env_workers: rank 0 acts and learns, the other ranks step its environments.
 
-Each step takes two messages: `StepMessages` broadcasts all actions from rank 0, and gathers the results at rank 0.
+Each step takes two messages: `StepMessages` broadcasts all actions from rank 0, and gathers the results at rank 0. If
+an iteration is whole episodes, rank 0 says with a last broadcast that all of them are over.
 There, `RankEnvs` looks like any other batch of environments, so collector and learner are those of one process, and
 results are equal to the bit.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from ddppo.algorithms.task_sampler import TaskSample
 from ddppo.collectives.group import Group
 from ddppo.distributed.topologies.base import NO_UPDATE, Collected, RankContext, Topology
 from ddppo.envs.encoding.observations import RowLayout
-from ddppo.envs.vec_env import EnvNames, EnvSpec, EnvStep, ObsArrays, Options, Unsaved, VecEnv, no_options
+from ddppo.envs.vec_env import EnvNames, EnvSpec, EnvStep, ObsArrays, Options, Unsaved, VecEnv
 from ddppo.ppo.collector import Collector
 from ddppo.ppo.learner import Update
 from ddppo.spaces import each
@@ -28,7 +29,13 @@ class EnvWorkers(Topology):
         self._context = context
         shape = context.shape
         env_ranges = {rank: shape.env_indices(place) for place, rank in enumerate(context.layout.stepping)}
-        self._messages = StepMessages(context.group, context.spec, env_ranges, context.config.dtype)
+        self._messages = StepMessages(
+            context.group,
+            context.spec,
+            env_ranges,
+            context.config.dtype,
+            ends_early=context.has_whole_episodes,
+        )
         self.learners = Group()  # of one rank: gradients do not travel
         self.sync = context.sync(self.learners)
         self.learner = context.learner(self.learners, self.sync)
@@ -45,17 +52,20 @@ class EnvWorkers(Topology):
             self.collector.reset(*sample.of(range(self._context.shape.num_envs)))
         else:
             assert self.env is not None
-            self._messages.send_reset(*self.env.reset(*sample.of(self._context.env_indices)))
+            seeds, options = sample.of(self._context.env_indices)
+            self._messages.send_reset(*self.env.reset(seeds, options if options and any(options) else None))
 
     def collect(self, iteration: int) -> Collected:
         if self.collector is not None:
-            return self._context.act(self.collector, range(self._context.shape.num_envs), iteration)
-        # A stepping rank answers T times: rank 0 asks once for each step of its rollout.
+            collected = self._context.act(self.collector, range(self._context.shape.num_envs), iteration)
+            self._messages.send_end()
+            return collected
+        # A stepping rank answers as often as rank 0 asks: once for each step of its rollout.
         assert self.env is not None
         own = slice(self._context.env_indices.start, self._context.env_indices.stop)
         with self._context.guarded():
-            for _ in range(self._context.shape.rollout_steps):
-                self._messages.send_step(self.env.step(self._messages.receive_actions()[own]))
+            for actions in self._messages.actions_of(self._context.shape.rollout_steps):
+                self._messages.send_step(self.env.step(actions[own]))
         return Collected(0, [], None)
 
     def learn(self, collected: Collected, iteration: int, progress: float) -> Update:
@@ -77,16 +87,27 @@ class StepMessages:
     All memory is allocated here once, so that stepping allocates nothing.
     """
 
-    def __init__(self, group: Group, spec: EnvSpec, env_ranges: Mapping[int, range], dtype: str) -> None:
-        # env_ranges: for each stepping rank, the global indices of its environments.
+    def __init__(
+        self,
+        group: Group,
+        spec: EnvSpec,
+        env_ranges: Mapping[int, range],  # global indices of the environments of each stepping rank
+        dtype: str,
+        *,
+        ends_early: bool = False,  # whether a rollout may have fewer than T steps
+    ) -> None:
         self._group = group
+        self._ends_early = ends_early
         # A gather takes messages of one size. So every rank, rank 0 too, sends rows for as many environments as any
         # rank has; `_rows` `[N]` finds the row of each environment among the W * most rows that arrive.
         most = max(map(len, env_ranges.values()))
         rows = [torch.arange(len(envs)) + rank * most for rank, envs in env_ranges.items()]
         self._rows = torch.cat(rows)
         kind = np.dtype(dtype if spec.action.kind == "box" else np.int64)
-        self._actions = torch.from_numpy(np.zeros((len(self._rows), *spec.action.shape), kind))
+        # Actions as a vector; behind them a flag, if rollouts end early: 1 says that this one has ended.
+        shape = (len(self._rows), *spec.action.shape)
+        self._message = torch.from_numpy(np.zeros(int(np.prod(shape)) + ends_early, kind))
+        self._actions = self._message[: int(np.prod(shape))].view(shape)
         # One record per environment: packed observation, packed final observation, reward, flags.
         self._layout = RowLayout(spec)
         flags = [(name, bool) for name in ("terminated", "truncated", "valid", "ended", "is_life_loss")]
@@ -101,9 +122,16 @@ class StepMessages:
 
     # -- On a rank that steps environments.
 
-    def receive_actions(self) -> np.ndarray:
-        """Return the next actions of all N environments."""
-        return self._group.broadcast_(self._actions).numpy()
+    def actions_of(self, rollout_steps: int) -> Iterator[np.ndarray]:
+        """Yield the actions of all N environments for each step of a rollout; the caller answers each."""
+        actions = self._actions.numpy()
+        if not self._ends_early:
+            for _ in range(rollout_steps):
+                self._group.broadcast_(self._message)
+                yield actions
+            return
+        while self._group.broadcast_(self._message)[-1] == 0:
+            yield actions
 
     def send_reset(self, obs: ObsArrays, mask: np.ndarray | None) -> None:
         self._write("row", obs, mask)
@@ -144,11 +172,18 @@ class StepMessages:
         """
         if actions is not None:
             self._actions.numpy()[...] = actions
-            self._group.broadcast_(self._actions)
+            self._group.broadcast_(self._message)
         messages = self._group.gather_at_root(self._bytes)
         assert messages is not None
         rows = messages.view(-1, self._results.itemsize).index_select(0, self._rows)
         return rows.numpy().reshape(-1).view(self._results.dtype)
+
+    def send_end(self) -> None:
+        """Say that the rollout has ended, if it may end early: every stepping rank then leaves `actions_of`."""
+        if self._ends_early:
+            self._message[-1] = 1
+            self._group.broadcast_(self._message)
+            self._message[-1] = 0
 
     def read(self, rows: np.ndarray) -> tuple[ObsArrays, np.ndarray | None]:
         """Return the observations and action masks in packed rows."""
@@ -167,9 +202,7 @@ class RankEnvs(Unsaved):
     def reset(
         self, seeds: Sequence[int], options: Options | None = None
     ) -> tuple[ObsArrays, np.ndarray | None]:
-        if options is not None:
-            raise no_options(self.names)
-        # The seeds are not sent: each stepping rank has them from its own task sampler.
+        # Seeds and options are not sent: each stepping rank has them from its own task sampler.
         return self._messages.read(self._messages.request(None)["row"])
 
     def step(self, actions: np.ndarray) -> EnvStep:

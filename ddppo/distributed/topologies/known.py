@@ -220,6 +220,13 @@ TOPOLOGIES = {
             functools.partial(_equal_workers, does=_PREEMPTED_WORKER_TASKS),
             f"{_HERE}.ddp:DdpPreempt",
             settings=f"{_HERE}.settings:PreemptSettings",
+            cannot={
+                "episodes": "it ends slow rollouts early, and the return of a cut episode says nothing: use "
+                "distributed=ddp",
+                "text": "it ends slow rollouts early, and the return of a cut episode says nothing: use "
+                "distributed=ddp",
+                "orders": "it ends slow rollouts early, and orders are compared by whole episodes: use distributed=ddp",
+            },
         ),
         TopologySpec(
             "sync_actors",
@@ -236,6 +243,10 @@ TOPOLOGIES = {
             least_ranks=2,
             settings=f"{_HERE}.settings:AsyncActorsSettings",
             own_pace=True,
+            cannot={
+                "memory": "the learner computes the values and probabilities of old rollouts anew, and keeps no state "
+                "of a policy with memory for it: use distributed=sync_actors",
+            },
         ),
         TopologySpec(
             "multi_learner",
@@ -253,6 +264,9 @@ TOPOLOGIES = {
             f"{_HERE}.env_workers:EnvWorkers",
             least_ranks=2,
             settings=f"{_HERE}.settings:EnvWorkersSettings",
+            cannot={
+                "text": "environments of text answer one by one, not in steps: use distributed=sync_actors"
+            },
         ),
         TopologySpec(
             "central_inference",
@@ -261,6 +275,10 @@ TOPOLOGIES = {
             f"{_HERE}.central_inference:Agent",
             env_backend="pool",
             settings=f"{_HERE}.settings:CentralInferenceSettings",
+            cannot={
+                "text": "a rank of distributed=ddp acts for all its environments of text that wait already, in one "
+                "forward pass: use that",
+            },
         ),
         TopologySpec(
             "device",
@@ -269,6 +287,12 @@ TOPOLOGIES = {
             f"{_HERE}.device:Device",
             env_backend="batched",
             check=f"{_HERE}.device:check",
+            cannot={
+                "episodes": "its C++ collects T steps of every environment in one call: use distributed=ddp",
+                "text": "its C++ steps no tasks of text: use distributed=ddp",
+                "memory": "its C++ has no policies with memory: use distributed=ddp",
+                "orders": "its C++ collects T steps of every environment in one call: use distributed=ddp",
+            },
         ),
     )
 }

@@ -3,13 +3,11 @@
 import socket
 import time
 
-import torch
 import torch.distributed as dist
 
 from ddppo.algorithms.task_sampler import TaskSample
 from ddppo.collectives.group import Group
 from ddppo.collectives.peers import OwnPace, leave_word
-from ddppo.distributed.topologies.actors import RolloutMessage
 from ddppo.distributed.topologies.async_actors.connections import (
     END,
     REPLY_HEADER,
@@ -42,13 +40,7 @@ class AsyncActor(Topology):
         self.learners = Group()
         self.sync = context.sync(self.learners)
         self.learner = context.learner(self.learners, self.sync)
-        self._rollouts = RolloutMessage(
-            context.spec,
-            context.shape.rollout_steps,
-            context.shape.local_num_envs,
-            getattr(torch, context.config.dtype),
-            with_raw_obs=context.obs_normalizer is not None,
-        )
+        self._rollouts = context.rollout_message()
         self._parameters = ParameterReply(context.parameters, context.obs_normalizer, context.synchronised)
         self._number = 0  # of the last rollout
 
@@ -98,9 +90,11 @@ class AsyncActor(Topology):
         """Send a rollout. The header counts the time and bytes since the last one, so those of this send come next."""
         episodes = episode_rows(collected.episodes)
         t_iter, t_rollout = seconds
+        rollout = as_bytes(self._rollouts.pack(collected.rollout))
         header = RolloutHeader(
             number=self._number,
             version=version,
+            num_rollout_bytes=len(rollout),
             num_steps=collected.num_steps,
             num_episodes=len(episodes),
             asks_to_stop=stop.requested,
@@ -113,7 +107,6 @@ class AsyncActor(Topology):
             t_comm=learner.moved_s,
         )
         learner.reset_counters()
-        rollout = as_bytes(self._rollouts.pack(collected.rollout))
         learner.send(ROLLOUT_HEADER.pack(*header), rollout, episodes.tobytes())
 
     def _num_restarts(self) -> int:

@@ -184,6 +184,7 @@ class RolloutHeader(NamedTuple):
 
     number: int  # of the rollout; the noise of its actions follows from it
     version: int  # number of updates behind the parameters that acted
+    num_rollout_bytes: int  # of the rollout, which follows
     num_steps: int  # environment steps
     num_episodes: int  # finished episodes that follow the rollout
     asks_to_stop: int  # 1 if the actor received a stop signal
@@ -205,7 +206,7 @@ class ReplyHeader(NamedTuple):
     progress: float = 0.0  # of the algorithm (ddppo.algorithms.contract.Algorithm)
 
 
-ROLLOUT_HEADER, REPLY_HEADER = struct.Struct("<8q4d"), struct.Struct("<2qd")
+ROLLOUT_HEADER, REPLY_HEADER = struct.Struct("<9q4d"), struct.Struct("<2qd")
 END = ReplyHeader(-1, -1)
 _EPISODE_NUMBERS = 4  # step, environment, return and length
 
@@ -341,21 +342,26 @@ class ActorConnections:
         return sorted(ready, key=lambda actor: actor.since)
 
     def receive(
-        self, actor: ConnectedActor, into: torch.Tensor
-    ) -> tuple[RolloutHeader, list[FinishedEpisode]] | None:
-        """Receive a rollout as bytes into `into`; return its header and episodes. None if the actor is lost."""
+        self, actor: ConnectedActor, room: torch.Tensor
+    ) -> tuple[RolloutHeader, torch.Tensor, list[FinishedEpisode]] | None:
+        """Receive a rollout; return its header, its bytes and its episodes. None if the actor is lost.
+
+        room: bytes that are used for the rollout if they are as many.
+        """
         assert actor.connection is not None
         start = time.perf_counter()
         try:
             header = RolloutHeader(*actor.connection.unpack(ROLLOUT_HEADER))
-            actor.connection.receive(as_bytes(into))
+            if len(room) != header.num_rollout_bytes:
+                room = torch.empty(header.num_rollout_bytes, dtype=torch.uint8)
+            actor.connection.receive(as_bytes(room))
             episodes = receive_episodes(actor.connection, header.num_episodes)
         except OSError as e:
             self._lose(actor, e)
             return None
         self._group.record(CollectiveTiming(start, time.perf_counter()))
         actor.is_acting, actor.since = False, time.monotonic()
-        return header, episodes
+        return header, room, episodes
 
     def send(self, actor: ConnectedActor, header: ReplyHeader) -> None:
         """Reply to an actor with the current parameters, so that it acts again."""

@@ -20,7 +20,6 @@ from ddppo.algorithms.learner import AlgorithmLearner
 from ddppo.algorithms.task_sampler import TaskSample
 from ddppo.collectives.group import Group
 from ddppo.collectives.peers import OwnPace
-from ddppo.distributed.topologies.actors import RolloutMessage
 from ddppo.distributed.topologies.async_actors.actor import AsyncActor
 from ddppo.distributed.topologies.async_actors.connections import (
     ActorConnections,
@@ -59,7 +58,7 @@ class _TakenRollout(NamedTuple):
     rank: int  # of its actor
     number: int
     lag: int
-    row: int  # of the buffer that holds its bytes
+    place: int  # of its bytes in `AsyncLearner._received`
 
 
 class AsyncLearner(Topology):
@@ -70,7 +69,7 @@ class AsyncLearner(Topology):
     def __init__(self, context: RankContext) -> None:
         assert isinstance(context.group, OwnPace)
         self._context = context
-        config, shape, dist = context.config, context.shape, context.config.dist
+        config, dist = context.config, context.config.dist
         assert isinstance(dist, AsyncActorsSettings), dist
         self._corrects = dist.correction != "none"
         self.learners = Group()  # of one rank
@@ -86,14 +85,9 @@ class AsyncLearner(Topology):
         self._per_update = config.training.rollouts_per_update or len(self._actors)
         self._max_lag = largest_lag(dist.max_lag, len(self._actors), self._per_update)
         self._version = 0  # number of updates done
-        self._rollouts = RolloutMessage(
-            context.spec,
-            shape.rollout_steps,
-            shape.local_num_envs,
-            getattr(torch, config.dtype),
-            with_raw_obs=context.obs_normalizer is not None,
-        )
-        self._buffer = torch.zeros(self._per_update, self._rollouts.num_bytes, dtype=torch.uint8)
+        self._rollouts = context.rollout_message()
+        # Bytes of the rollouts that the next update learns from, in the order of arrival; memory is used again.
+        self._received = [torch.empty(0, dtype=torch.uint8)] * self._per_update
         self._taken: list[_TakenRollout] = []
         self._lags: list[int] = []  # of the last update's rollouts
         self._num_refused = 0  # rollouts that were too old, in the update under way
@@ -125,8 +119,8 @@ class AsyncLearner(Topology):
             self._reply()  # `ready` may have accepted an actor that was started again
         # Side by side by actor and number, in any order of arrival.
         self._taken.sort()
-        rows = self._buffer[[taken.row for taken in self._taken]]
-        return Collected(0, episodes, self._rollouts.unpack(rows, self._num_envs(), self._context.device))
+        messages = [self._received[taken.place] for taken in self._taken]
+        return Collected(0, episodes, self._rollouts.unpack(messages, self._context.device))
 
     def _num_envs(self) -> list[int]:
         """Return the number of environments of each rollout that the next update learns from."""
@@ -166,22 +160,22 @@ class AsyncLearner(Topology):
 
     def _take(self, actor: ConnectedActor) -> list[FinishedEpisode]:
         """Receive an actor's rollout and keep it unless it is too old; return the episodes that ended in it."""
-        row = len(self._taken)
+        place = len(self._taken)
         if actor.connection is None:
             return []
-        received = self._actors.receive(actor, self._buffer[row])
+        received = self._actors.receive(actor, self._received[place])
         if received is None:
             return []
-        header, episodes = received
+        header, self._received[place], episodes = received
         self._is_asked_to_stop |= bool(header.asks_to_stop)
         lag = self._version - header.version
         if lag > self._max_lag:
-            # Refused: its steps do not count, and the next rollout overwrites its row.
+            # Refused: its steps do not count, and the next rollout overwrites its bytes.
             self._num_refused += 1
             actor.report = _with(actor.report, header, num_steps=0)
             return []
         actor.report = _with(actor.report, header, header.num_steps)
-        self._taken.append(_TakenRollout(actor.rank, header.number, lag, row))
+        self._taken.append(_TakenRollout(actor.rank, header.number, lag, place))
         return episodes
 
     def _reply(self) -> None:

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from ddppo.config.fields import setting
 from ddppo.config.settings import Config, SamplerSettings
+from ddppo.distributed.topologies.known import find
 from ddppo.errors import ConfigError
 from ddppo.records.metrics import Metric
 from ddppo.scaling import BatchShape
@@ -97,10 +98,7 @@ class SearchSettings(SamplerSettings):
             return
         # Trials swap the policy of all environments at once, so each rule below keeps an iteration to one order.
         search = f"search.name={self.name}"
-        if config.dist.topology != "ddp":
-            raise ConfigError(
-                f"distributed={config.dist.topology} with {search}: only ddp gives environments orders: use it"
-            )
+        find(config.dist.topology).check_work("orders", search)
         if config.ppo.algorithm != "ppo":
             raise ConfigError(
                 f"ppo.algorithm={config.ppo.algorithm} with {search}: a search gives all environments one order, and "
