@@ -269,9 +269,23 @@ def algorithms(values: Mapping[str, str]) -> list[str]:
     given = values.get("algorithm")
     if given is None:
         given = _named(presets("experiment").get(values.get("experiment", "")), "override /algorithm")
-    found = [presets("algorithm").get(word) for word in (given or PPO).split(",")]
-    contents = [_read(path) for path in found if path is not None]  # Hydra reports a missing preset
-    return [str({**(read.get("algorithm") or {}), **read}.get("name", PPO)) for read in contents]
+    return list(filter(None, map(_algorithm_of, (given or PPO).split(","))))
+
+
+def _algorithm_of(word: str) -> str | None:
+    """Return the algorithm.name of a preset of algorithm, or of an import path; None if there is no such preset."""
+    if ":" in word:
+        return word
+    path = presets("algorithm").get(word)
+    read = {} if path is None else _read(path)
+    return None if path is None else str({**(read.get("algorithm") or {}), **read}.get("name", PPO))
+
+
+def training_section_of(settings: Sequence[str]) -> str:
+    """Return the section with the settings of the algorithm that a command line trains with: ppo or algorithm."""
+    values = {key.lstrip("+"): value for key, _, value in (setting.partition("=") for setting in settings)}
+    names = algorithms(values)
+    return "algorithm" if names and PPO not in names else "ppo"
 
 
 def check_algorithm(values: Mapping[str, str]) -> None:

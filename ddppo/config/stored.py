@@ -13,7 +13,6 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
-from ddppo.algorithms.known import PPO
 from ddppo.config.fields import in_words
 from ddppo.config.help import unknown_setting
 from ddppo.config.settings import Config, config_class
@@ -183,14 +182,22 @@ def to_yaml(config: Config) -> str:
 def to_omegaconf(config: Config) -> DictConfig:
     """Return the configuration from which `from_omegaconf` makes `config`. A ${ in its texts is no interpolation.
 
-    It has the section ppo only if that has an effect.
+    It has the sections of `in_effect`.
     """
     kinds = tuple(type(getattr(config, section)) for section in SECTIONS_WITH_VARIANTS)
-    merged = OmegaConf.merge(_schema(kinds), _all_escaped(asdict(config)))
+    found = in_effect(config)
+    merged = OmegaConf.merge(_schema(kinds), _all_escaped(found))
     assert isinstance(merged, DictConfig)
-    if config.algorithm.name != PPO:
-        del merged.ppo
-    return merged
+    # A structured configuration lets no section be deleted.
+    return OmegaConf.create({name: merged[name] for name in found})
+
+
+def in_effect(config: Config) -> dict[str, Any]:
+    """Return the settings of a configuration as nested dicts, without the section ppo if another algorithm trains."""
+    found = asdict(config)
+    if config.training is not config.ppo:
+        del found["ppo"]
+    return found
 
 
 def escaped(text: str) -> str:

@@ -342,6 +342,5 @@ def type_of(key: str, types: Mapping[str, Any]) -> Any:
     section, _, name = key.partition(".")
     if key in types or section not in SECTIONS_WITH_VARIANTS:
         return types.get(key)
-    return next(
-        (item.type for kind in known(section).values() for item in fields(kind) if item.name == name), None
-    )
+    kinds = [*known(section).values(), *([AlgorithmSettings] if section == "algorithm" else [])]
+    return next((item.type for kind in kinds for item in fields(kind) if item.name == name), None)

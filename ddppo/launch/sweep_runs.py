@@ -18,6 +18,7 @@ from typing import IO, Any
 from omegaconf import OmegaConf
 
 from ddppo.config.settings import Config
+from ddppo.config.stored import in_effect
 from ddppo.errors import ConfigError, RunFolderError, StorageError
 from ddppo.files import stored
 from ddppo.records import checkpoint
@@ -96,7 +97,7 @@ def is_complete(run_dir: Path, config: Config) -> bool:
 
 def differences(one: Config, other: Config) -> list[str]:
     """Return the settings in which two configurations describe different runs, as `key=before, now after`."""
-    before, after = _flat(asdict(one)), _flat(asdict(other))
+    before, after = _flat(in_effect(one)), _flat(in_effect(other))
     keys = sorted((before.keys() | after.keys()) - _OF_NO_ACCOUNT)
     return [
         f"{key}={before.get(key)}, now {after.get(key)}" for key in keys if before.get(key) != after.get(key)

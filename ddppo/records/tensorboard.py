@@ -9,13 +9,13 @@ import os
 import struct
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ddppo.config.settings import Config
+from ddppo.config.stored import in_effect
 from ddppo.files import free_name, replacing
 from ddppo.records.metrics import TASK_PREFIX, TOPOLOGY_METRICS, WAIT_NAMES, IterationReport
 from ddppo.terminal import warn
@@ -156,9 +156,9 @@ class TensorBoardWriter:
 def hyperparameters(config: Config) -> dict[str, str | float]:
     """Return the settings that may explain a result, flat ("ppo.gamma"), for TensorBoard's HPARAMS tab."""
     # Sections that may explain a result; the rest is about records and places.
-    explain = ("env", "model", "ppo", "dist", "scaling", "seed", "device", "dtype")
+    explain = ("env", "model", "algorithm", "ppo", "dist", "scaling", "seed", "device", "dtype")
     flat: dict[str, Any] = {}
-    for key, value in asdict(config).items():
+    for key, value in in_effect(config).items():
         if key in explain:
             flat |= (
                 {f"{key}.{name}": v for name, v in value.items()} if isinstance(value, dict) else {key: value}

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ddppo.algorithms.known import training_section
 from ddppo.config.settings import Config
 from ddppo.package import command, program
 from ddppo.records import checkpoint
@@ -119,7 +120,8 @@ def closing(summary: Mapping[str, Any], run_dir: Path, width: int | None = None)
     more = []
     if summary["status"] == "completed":
         more = [setting for part in parts for setting in part.get("go_on", ())]
-        more.append(f"ppo.total_steps={2 * summary['env_steps']}")
+        section = training_section(summary.get("config", {}))
+        more.append(f"{section}.total_steps={2 * summary['env_steps']}")
     commands = [("curves", f"{program('tensorboard')} --logdir {shlex.quote(str(run_dir))}")]
     has_checkpoint = checkpoint.last(run_dir / "checkpoints") is not None
     if has_checkpoint:

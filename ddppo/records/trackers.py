@@ -13,11 +13,11 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
 from ddppo.config.settings import Config
+from ddppo.config.stored import in_effect
 from ddppo.errors import ConfigError
 from ddppo.files import write_json
 from ddppo.package import install_command
@@ -95,7 +95,7 @@ def _run_name(config: Config, run_dir: Path) -> str:
 
 def _flat_settings(config: Config) -> dict[str, Any]:
     """Return all settings under dotted names ("ppo.gamma")."""
-    return _flattened(asdict(config), "")
+    return _flattened(in_effect(config), "")
 
 
 def _flattened(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
+from ddppo.algorithms.known import training_section
 from ddppo.config.compose import folder_name
 from ddppo.errors import ConfigError, RunFolderError
 from ddppo.study.page import files
@@ -128,7 +129,9 @@ def _part_done(config: Path, metrics: Path) -> float:
         with metrics.open("rb") as file:
             file.seek(max(0, metrics.stat().st_size - 20_000))
             last = file.read().splitlines()[-2]  # the last line may be cut short
-        return min(1.0, json.loads(last)["env_steps"] / OmegaConf.load(config).ppo.total_steps)
+        settings: Any = OmegaConf.load(config)
+        total_steps = settings[training_section(settings)].total_steps
+        return min(1.0, json.loads(last)["env_steps"] / total_steps)
     except (OSError, ValueError, IndexError, KeyError, AttributeError):
         return 0.0
 

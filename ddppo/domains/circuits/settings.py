@@ -51,8 +51,9 @@ class GnnSettings(ModelSettings):
             )
 
     def check_run(self, config: Config, shape: BatchShape) -> None:
+        name = config.training.section
         if config.training.normalize_obs:
             raise ConfigError(
-                "ppo.normalize_obs=true with model.name=gnn: its observations are indices of gates and rules, which "
-                "must not be scaled: use ppo.normalize_obs=false"
+                f"{name}.normalize_obs=true with model.name=gnn: its observations are indices of gates and rules, "
+                f"which must not be scaled: use {name}.normalize_obs=false"
             )

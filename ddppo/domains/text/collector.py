@@ -88,17 +88,18 @@ class TextCollector:
     def check(config: Config, shape: BatchShape) -> None:
         """Raise ConfigError if a prompt can fill an episode, or if there are more minibatches than episodes."""
         num_tokens, model = config.training.rollout_steps, text_settings(config.model)
+        section = config.training.section
         if model.obs_tokens >= num_tokens:
             raise ConfigError(
-                f"model.obs_tokens={model.obs_tokens} with ppo.rollout_steps={num_tokens}, the tokens of an "
-                "episode: a prompt may leave none to type: use a ppo.rollout_steps of at least "
+                f"model.obs_tokens={model.obs_tokens} with {section}.rollout_steps={num_tokens}, the tokens of an "
+                f"episode: a prompt may leave none to type: use a {section}.rollout_steps of at least "
                 f"{model.obs_tokens + model.turn_tokens}, or a smaller model.obs_tokens"
             )
         if shape.num_minibatches > shape.num_envs:
             raise ConfigError(
-                f"ppo.num_minibatches={shape.num_minibatches} exceeds the {shape.num_envs} episodes of an iteration. "
-                f"{config.env.id} is a task of text, and its minibatches are made of whole episodes: use at most "
-                f"{shape.num_envs}"
+                f"{section}.num_minibatches={shape.num_minibatches} exceeds the {shape.num_envs} episodes of an "
+                f"iteration. {config.env.id} is a task of text, and its minibatches are made of whole episodes: use at "
+                f"most {shape.num_envs}"
             )
 
     @classmethod
@@ -111,11 +112,12 @@ class TextCollector:
             first_env: global index of the first environment of `turns`.
         """
         num_tokens, most = config.training.rollout_steps, model.most_tokens
+        section = config.training.section
         # One position is kept free: the value of a truncated episode is read behind its last token.
         if most is not None and num_tokens >= most:
             raise ConfigError(
-                f"ppo.rollout_steps={num_tokens}, the tokens of an episode: the model knows {most} positions: use a "
-                f"ppo.rollout_steps of at most {most - 1}"
+                f"{section}.rollout_steps={num_tokens}, the tokens of an episode: the model knows {most} positions: "
+                f"use a {section}.rollout_steps of at most {most - 1}"
             )
         wait_ms = config.env.batch_wait_ms
         generation = GenerationSettings(

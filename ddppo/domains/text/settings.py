@@ -29,10 +29,11 @@ class TextSettings(ModelSettings):
     )
 
     def check_run(self, config: Config, shape: BatchShape) -> None:
+        section = config.training.section
         if config.training.normalize_obs:
             raise ConfigError(
-                f"ppo.normalize_obs=true with model.name={self.name}: tokens are names, not numbers: use "
-                "ppo.normalize_obs=false"
+                f"{section}.normalize_obs=true with model.name={self.name}: tokens are names, not numbers: use "
+                f"{section}.normalize_obs=false"
             )
         if config.dist.reduction == "ordered":
             raise ConfigError(

@@ -40,7 +40,7 @@ class AdviseConfig:
     steps_to_target: str | None = setting(
         None,
         "environment steps until the target, or a sweep folder whose runs reached it; null is "
-        "ppo.total_steps",
+        "total_steps of the algorithm, as ppo.total_steps",
     )
     price_per_worker_hour: float | None = setting(
         None, "price of a worker for an hour, in any currency", low=0
@@ -95,7 +95,7 @@ def advise(options: AdviseConfig, overrides: Sequence[str], began: float) -> Non
     if chosen is None:
         raise TrainingError(
             f"budget_s={options.budget_s:g} was over before there was a round of probes: give more, or a smaller batch "
-            "(env.num_envs, ppo.rollout_steps)"
+            f"(env.num_envs, {todo[0].config.training.section}.rollout_steps)"
         )
 
 
@@ -134,7 +134,7 @@ def _say_command(asked: Question, chosen: Candidate) -> None:
 
 
 def _bill(options: AdviseConfig, config: Config) -> text.Bill:
-    """Return the steps that training needs: as given, as other runs needed, or ppo.total_steps. Raises ConfigError."""
+    """Return the steps that training needs: as given, as other runs needed, or total_steps. Raises ConfigError."""
     # A number, or a sweep folder.
     given, steps = options.steps_to_target, float(config.training.total_steps)
     if given is not None:

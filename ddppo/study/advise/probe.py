@@ -42,7 +42,7 @@ QUIET = (
     *("eval.every_steps=0", "eval.final_episodes=0", "checkpoint.every_steps=0", "target_return=null"),
     *("log.progress=none", "log.tensorboard=false", "log.profile_iterations=0", "dist.oversubscribe=warn"),
 )
-_FOREVER = "ppo.total_steps=1000000000000"
+_FOREVER = 10**12  # total_steps
 
 
 class OutOfTimeError(Exception):
@@ -91,10 +91,11 @@ class Probes:
         overrides = [*self._fixed, *candidate.overrides]
         if candidate.config.model.name != "mlp" and candidate.config.compile == "auto":
             overrides.append("compile=off")  # torch's compiler would take a core for up to a minute
+        steps = f"{candidate.config.training.section}.total_steps={_FOREVER}"
         null, stderr = os.open(os.devnull, os.O_RDWR), os.open(folder / "stderr", os.O_WRONLY | os.O_CREAT)
         try:
             process = self._server.start(
-                "ddppo.train", [*overrides, *QUIET, _FOREVER, f"hydra.run.dir={folder / 'run'}"], os.environ,
+                "ddppo.train", [*overrides, *QUIET, steps, f"hydra.run.dir={folder / 'run'}"], os.environ,
                 title=f"ddppo.advise {candidate.name}", cwd=str(folder), stdio=(null, null, stderr),
             )  # fmt: skip
         finally:

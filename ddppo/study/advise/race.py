@@ -219,7 +219,7 @@ def _runs(asked: Question, todo: Sequence[Candidate], folder: str) -> list[Run]:
     steps = _ITERATIONS * batch_shape(todo[0].config).batch_size
     added = [
         f"{W}={','.join(str(c.world_size) for c in todo)}",
-        f"ppo.total_steps={steps}",
+        f"{todo[0].config.training.section}.total_steps={steps}",
         f"sweep={folder}",
     ]
     if not asked.names("seed"):

@@ -11,6 +11,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from ddppo.config.compose import training_section_of
 from ddppo.config.fields import near
 from ddppo.errors import ConfigError
 from ddppo.package import install_command
@@ -24,13 +25,14 @@ _QUIET = (
     *("eval.every_steps=0", "eval.final_episodes=0", "checkpoint.every_steps=0"),
     *("log.progress=none", "log.tensorboard=false", "dist.oversubscribe=warn"),
 )
-_FOREVER = "ppo.total_steps=1000000000000"  # the bench stops a run when its time is over
+_FOREVER = 10**12  # total_steps; the bench stops a run when its time is over
 # Settings that the bench decides, and the remedy.
 _OURS = {
     "dist.world_size": "use world_sizes=",
     "scaling": "use rules=",
     "scaling.rule": "use rules=",
     "ppo.total_steps": "use seconds=",
+    "algorithm.total_steps": "use seconds=",
     "hydra.run.dir": "each run has a temporary folder",
     "resume": "a measured run begins anew",
     "sweep": "use world_sizes=, or a bench for each value",
@@ -63,7 +65,8 @@ class Configuration:
         return (
             *_QUIET,
             *self.workload.overrides,
-            *(f"dist.world_size={self.world_size}", f"scaling={self.rule}", _FOREVER),
+            *(f"dist.world_size={self.world_size}", f"scaling={self.rule}"),
+            f"{training_section_of(self.workload.overrides)}.total_steps={_FOREVER}",
         )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ddppo.algorithms.known import training_section
 from ddppo.study.read import summary_file
 from ddppo.study.read.fields import FieldError, Fields, one_line, parsed, quoted
 from ddppo.study.read.metrics_file import DamagedError, Metrics, read_metrics
@@ -136,7 +137,8 @@ def _run(path: Path, summary: Fields) -> Run:
     sizes, origin, counts = summary_file.sizes(derived), summary_file.origin(summary), RunCounts.of(summary)
     if not counts.with_world_size:
         why = f"was resumed with world_size={counts.world_size} when all its steps were done"
-        remedy = f"go on with it (resume={_name(path)} and a larger ppo.total_steps), or remove it"
+        total_steps = f"{training_section(settings)}.total_steps"
+        remedy = f"go on with it (resume={_name(path)} and a larger {total_steps}), or remove it"
         raise _Unusable(f"{why}, so that no iteration tells of that W", remedy)
     expected = {"world_size": counts.world_size, "num_iterations": counts.iterations}
     metrics = read_metrics(path / "metrics.jsonl", **expected, num_epochs=sizes["num_epochs"])

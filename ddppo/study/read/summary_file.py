@@ -106,7 +106,7 @@ def settings(config: Fields) -> dict[str, Any]:
     """Return the settings as nested dicts; the sections that a study reads are checked."""
     found = config.tree()
     # Other code reads these sections as dicts: check that they are.
-    for name in ("ppo", "dist"):
+    for name in ("ppo", "algorithm", "dist"):
         config.section(name, default={})
     kwargs = config.section("env").section("kwargs", default={})
     # The model of an iteration reads these settings of the sleeping task.

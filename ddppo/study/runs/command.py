@@ -31,12 +31,13 @@ class CompareOptions:
 def filters_of(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """Split a command line into settings that a listed run must have, and options of the command."""
     # A key is a setting if its section, or its name without one, is in the configuration.
-    settings = {item.name for item in fields(Config)} - {item.name for item in fields(TableOptions)}
+    of_runs = {item.name for item in fields(Config)}
+    alone = of_runs - {item.name for item in fields(TableOptions)} - SECTIONS.keys()
     filters, others = {}, []
     for argument in arguments:
         key, equals, value = argument.partition("=")
         section, dot, _ = key.partition(".")
-        is_setting = section in (SECTIONS if dot else settings.difference(SECTIONS))
+        is_setting = section in (of_runs if dot else alone)
         if equals and is_setting and not Path(argument).exists():
             filters[key] = value
         else:

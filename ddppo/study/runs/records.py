@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from ddppo.algorithms.known import training_section
 from ddppo.config.stored import without_others
 from ddppo.study.read.fields import FieldError, Fields, flat, one_line, parsed
 
@@ -214,12 +215,13 @@ def _of_metrics(path: Path, name: str, config: Fields, locks: frozenset[int]) ->
 
 def _of_config(config: Fields) -> dict[str, Any]:
     env, dist = config.section("env", default={}), config.section("dist", default={})
+    training = config.section(training_section(config.values), default={})
     return {
         "task": env.text("id", default=""),
         "world_size": dist.number("world_size", default=math.nan),
         "topology": dist.text("topology", default=""),
         "seed": math.nan if config.values.get("seed") is None else config.whole("seed", high=2**63),
-        "total_steps": config.section("ppo", default={}).number("total_steps", default=math.nan),
+        "total_steps": training.number("total_steps", default=math.nan),
         "settings": flat(without_others(config.tree(), imports=False)),
     }
 
@@ -230,7 +232,7 @@ def _config(path: Path) -> Fields | None:
         loaded = yaml.load((path / "config.yaml").read_text(encoding="utf-8"), Loader=_LOADER)
     except yaml.YAMLError as e:
         raise ValueError(f"config.yaml is not readable: {one_line(e)}") from e
-    if not isinstance(loaded, dict) or not {"env", "ppo", "dist"} <= loaded.keys():
+    if not isinstance(loaded, dict) or not {"env", training_section(loaded), "dist"} <= loaded.keys():
         if (path / "metrics.jsonl").is_file():
             raise ValueError("config.yaml is not the configuration of a run")
         return None

@@ -6,6 +6,7 @@ Imports no torch.
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
+from ddppo.algorithms.known import algorithm_name, algorithm_setting
 from ddppo.config.fields import setting
 from ddppo.config.settings import Config, SamplerSettings
 from ddppo.distributed.topologies.known import find
@@ -99,11 +100,11 @@ class SearchSettings(SamplerSettings):
         # Trials swap the policy of all environments at once, so each rule below keeps an iteration to one order.
         search = f"search.name={self.name}"
         find(config.dist.topology).check_work("orders", search)
-        if config.ppo.algorithm != "ppo":
-            raise ConfigError(
-                f"ppo.algorithm={config.ppo.algorithm} with {search}: a search gives all environments one order, and "
-                "needs no groups: use ppo.algorithm=ppo"
-            )
+        if (algorithm := algorithm_name(config)) != "ppo":
+            why = "a search gives all environments one order, and needs no groups"
+            if algorithm != "grpo":
+                why = "the policies that a search keeps and swaps are PPO's"
+            raise ConfigError(f"{algorithm_setting(config)} with {search}: {why}: use algorithm=ppo")
         if config.training.normalize_obs:
             raise ConfigError(
                 f"ppo.normalize_obs=true with {search}: the running moments change with every trial, so that a kept "
