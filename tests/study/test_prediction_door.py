@@ -133,7 +133,7 @@ def test_a_mistake_is_told_with_its_remedy(arguments, message, capsys, monkeypat
 
 
 def test_world_sizes_that_cannot_be_are_refused(sweep, capsys, monkeypatch):
-    assert "does not divide" in refused(capsys, monkeypatch, sweep, "world_sizes=3")
+    assert "does not divide" in refused(capsys, monkeypatch, sweep, "world_sizes=999")
     assert "numbers of workers" in refused(capsys, monkeypatch, sweep, "world_sizes=few")
     assert "numbers of workers" in refused(capsys, monkeypatch, sweep, "world_sizes=0")
 

@@ -209,11 +209,24 @@ def test_exchanges_cost_what_the_formula_says():
     assert costly - free == pytest.approx(sums + 6e-4, rel=0.02)
 
 
-def test_a_world_that_does_not_divide_the_batch_is_refused_with_the_remedy():
+def test_more_ranks_than_environments_that_do_not_divide_the_batch_are_refused_with_the_remedy():
     model = fit(make_runs((1, 2)), replicates=2)
+    world_size = model.shape(1).batch_size - 1
     with pytest.raises(ConfigError, match="does not divide"):
-        model.predict([3])
-    assert not model.divides(3)
+        model.predict([world_size])
+    assert not model.divides(world_size)
+
+
+def test_ranks_wait_for_those_with_an_environment_more():
+    model = fit(make_runs((1, 2, 4)), replicates=2)
+    num_envs = model.shape(1).num_envs
+    fewer, equal = model.predict([num_envs // 2 + 1, num_envs // 2])
+    assert model.shape(num_envs // 2 + 1).local_num_envs == model.shape(num_envs // 2).local_num_envs == 2
+    # The first rank has two environments in both worlds, so an iteration takes as long and learns from as much.
+    assert fewer.parts["t_rollout"] < equal.parts["t_rollout"]
+    both = [p.parts["t_rollout"] + p.parts["t_learn"] + p.parts["t_sync"] for p in (fewer, equal)]
+    assert both[0] == pytest.approx(both[1], rel=0.05)
+    assert fewer.fps == pytest.approx(equal.fps, rel=0.1)
 
 
 def test_runs_without_times_cannot_be_fitted():

@@ -6,6 +6,7 @@ import pytest
 from ddppo.errors import ConfigError
 from ddppo.study.explain.accounting import accounts
 from ddppo.study.explain.sentences import explained, stalls
+from ddppo.study.measure.slow import slowness
 from ddppo.study.measure.speedup import study
 from ddppo.study.predict.model import fit
 from ddppo.study.read.record import Origin
@@ -67,6 +68,18 @@ def test_a_rank_a_tenth_slower_than_the_median_rank_is_a_straggler_and_gets_the_
 def test_a_slower_rank_whose_rollout_hardly_matters_is_no_straggler():
     run = make_run(2, parts={"t_rollout": [0.001, 0.002], "t_learn": 10.0})
     assert of(run).rows[0].slow_ranks == ()
+
+
+@pytest.mark.parametrize(
+    ("rollout", "slow"),
+    [([2.0, 1.0], {}), ([4.0, 1.0], {0: 2.0}), ([1.2, 1.0], {}), ([2.0, 2.0], {1: 2.0})],
+    ids=["in proportion", "twice as slow", "nearly as fast", "slow with fewer"],
+)
+def test_a_rank_with_an_environment_more_is_slow_only_if_it_is_for_their_number(rollout, slow):
+    # 8 environments over 7 ranks: rank 0 has two.
+    times = [*rollout, 1.0, 1.0, 1.0, 1.0, 1.0]
+    run = make_run(7, parts={"t_rollout": times, "t_sync": [max(times) - t for t in times]})
+    assert slowness(run, expected={}).ranks.get("t_rollout", {}) == slow
 
 
 def test_the_loss_under_strong_scaling_is_split_by_hand_worked_shares():

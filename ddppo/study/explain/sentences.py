@@ -218,7 +218,8 @@ def _remedy(cause: str, row: SpeedupRow, study: Study) -> str:
     # The general remedy of a cause, with numbers if there are any.
     remedy = _REMEDIES.get(cause) or _REMEDIES[f"{cause} {study.rule}"]
     if cause == "acting" and row.num_envs and study.rule == "strong":
-        return f"{remedy}, at W={row.world_size} {row.num_envs // row.world_size} of {row.num_envs}"
+        most = -(-row.num_envs // row.world_size)
+        return f"{remedy}, at W={row.world_size} {most} of {row.num_envs}"
     if cause == "learning" and row.threads < first.threads:
         threads = (
             f"a worker has {row.threads} compute threads, at W={first.world_size} it had {first.threads}"

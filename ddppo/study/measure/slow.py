@@ -45,7 +45,13 @@ def slowness(run: Run, *, expected: Mapping[str, float], turns: float = 1.0) -> 
     comparable = run.world_size > 1 and run.tells_ranks and run.ranks_are_alike
     for phase in PHASES if comparable else ():
         x = run.times.get(phase, np.zeros((1, 1)))
-        slow = _slow_ranks(x, expected.get(phase, math.nan), float(run.times["t_iter"].mean()), turns)
+        level, t_iter = expected.get(phase, math.nan), float(run.times["t_iter"].mean())
+        slow = _slow_ranks(x, level, t_iter, turns)
+        # A rank with one environment more than others takes longer without being slow: count its time per environment.
+        if slow and len(set(run.shares)) > 1:
+            fewer = min(run.shares) / np.array(run.shares)
+            per_env = _slow_ranks(x * fewer, level, t_iter, turns)
+            slow = {rank: min(slow[rank], per_env[rank]) for rank in slow.keys() & per_env.keys()}
         if slow:
             # The same times with slow ranks brought to the level.
             levelled = x.copy()

@@ -99,7 +99,7 @@ class FittedModel:
         return measured[min(measured, key=lambda w: abs(np.log(w / world_size)))]
 
     def predict(self, world_sizes: Sequence[int], what_if: WhatIf | None = None) -> list[Prediction]:
-        """Return predictions for the world sizes. Raises ConfigError for one that does not divide the batch."""
+        """Return predictions for the world sizes. Raises ConfigError for one that strong scaling refuses."""
         what_if, base = what_if or WhatIf(), self.base.world_size
         # All fits predict all W; the first is the fit itself, the others give the interval.
         laws = [_changed(law, what_if) for law in (self.parameters, *self.replicates)]
@@ -126,7 +126,7 @@ class FittedModel:
         return scaling.weak(**sizes, learning_rate_rule="none")
 
     def divides(self, world_size: int, what_if: WhatIf | None = None) -> bool:
-        """Return whether the batch can be divided among W ranks."""
+        """Return whether W ranks can share the batch: more ranks than environments must divide it."""
         try:
             self.shape(world_size, what_if)
         except ConfigError:
@@ -142,12 +142,13 @@ class FittedModel:
             run,
             world_size,
             shape.rollout_steps,
-            shape.local_num_envs,
+            shape.num_envs / world_size,
             done_epochs(self.base.run) if what_if.num_epochs is None else what_if.num_epochs,
             shape.num_minibatches,
             what_if.num_parameters or run.num_parameters,
             1 if hosts <= 1 else max(1, round(world_size * hosts / run.world_size)),
             self._cores(world_size) if each is None else each * world_size,
+            shape.local_num_envs * world_size / shape.num_envs,
         )
 
 

@@ -112,6 +112,7 @@ class CostParameters:
             t_rollout = m + sum(slow d) / W,   t_learn = C s (1 + sum(l) / W),   t_other = other_s + writer_s / W
             t_sync    = max(d) - sum(d) / W + C s (max(l) - sum(l) / W) + m (late_light g(W) + late_heavy (W^0.4 - 1))
                         + C jitter_s g(W) + queueing run_through_s + calls (crowded - 1) waiting_turn_s
+                        + what the rank with the most environments takes beyond m and C s
             t_comm    = calls (call_s + (crowded - 1) turn_s) + messages
         """
         w, more, rollout = load.world_size, load.crowded - 1, self.rollout_s(load)
@@ -138,6 +139,10 @@ class CostParameters:
                 + self.queueing * self.run_through_s(load)
                 + load.num_calls * more * self.waiting_turn_s
             )
+            if load.imbalance > 1:
+                most = load.of_largest_share
+                parts["t_sync"] += self.rollout_s(most) - rollout
+                parts["t_sync"] += most.num_segments * self.segment_s(most) - learning
             messages = load.messages.seconds(self.latency_s, self.byte_s)
             parts["t_comm"] = load.num_calls * (self.call_s + more * self.turn_s) + messages
         return Iteration(parts, w * load.local_batch_size)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,12 @@ class Load:
     num_parameters: float
     num_hosts: int
     cores: float  # that all ranks share
+    imbalance: float = 1.0  # the largest share of the environments relative to the mean
+
+    @property
+    def of_largest_share(self) -> "Load":
+        """The load as it would be if every rank had as many environments as the first one."""
+        return replace(self, local_num_envs=self.local_num_envs * self.imbalance, imbalance=1.0)
 
     @property
     def crowded(self) -> float:
@@ -158,6 +164,7 @@ def _point(runs: Sequence[Run]) -> Point:
             run.num_parameters,
             run.origin.num_hosts,
             run.cores,
+            max(run.shares) * run.world_size / sum(run.shares),
         ),
         fps=tuple(r.fps for r in runs),
         means=means,

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ddppo.distributed.topologies.known import TOPOLOGIES
+from ddppo.scaling import nearly_equal
 
 SLEEPING_TASK = "ddppo/Synthetic-v0"  # a task with a step time that is a setting, env.kwargs.step_time_s
 PARTS = ("t_rollout", "t_learn", "t_sync", "t_comm", "t_other")  # exclusive; they sum to t_iter
@@ -121,6 +122,11 @@ class Run:
         # A variant of a topology is named "<topology> <setting>=<value>".
         known = TOPOLOGIES.get(self.topology.partition(" ")[0])
         return known is None or not known.own_pace
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """Environments of each rank, if every rank steps some: nearly equal numbers."""
+        return nearly_equal(max(self.num_envs, self.world_size), self.world_size)
 
     @property
     def ranks_are_alike(self) -> bool:
