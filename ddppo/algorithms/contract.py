@@ -11,7 +11,7 @@ environment and not to a rank. `learn` calls `step` with a local sum of losses a
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -62,7 +62,15 @@ class Step(Protocol):
     So a loop around these calls depends only on values that they return, or on settings.
     """
 
-    envs: torch.Tensor  # [E] int64, global indices of the environments of this learner's rollout
+    envs: torch.Tensor  # [E] int64, global index of the environment of each column of this learner's rollout
+    # [E] bool: the column's first step comes after the last one that this learner got of its environment. False where
+    # steps between are missing (async_actors).
+    follows: torch.Tensor
+    # Global indices of all environments that this learner may get rollouts of; those of `envs` but for async_actors.
+    own_envs: torch.Tensor
+    run_envs: (
+        int  # environments of the run; more than `num_envs` if a rollout has a part of them (async_actors)
+    )
     iteration: int  # counted from 1
 
     @property
@@ -104,11 +112,17 @@ class Step(Protocol):
 class Replay(Protocol):
     """Transitions of earlier iterations that a learner keeps of its environments (ddppo/algorithms/replay.py)."""
 
-    def state(self) -> list[dict[str, Any]]:
-        """Return the content of each environment, in the order of this learner's environments."""
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return what this learner keeps, as tensors."""
         ...
 
-    def load(self, state: list[dict[str, Any]]) -> None: ...
+    def merged(self, states: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        """Return the states of all learners as one."""
+        ...
+
+    def load(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Take this learner's share of a state of all learners, perhaps of another number of learners."""
+        ...
 
 
 class Algorithm:

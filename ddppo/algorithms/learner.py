@@ -7,7 +7,7 @@ and GRPO have a learner of their own (ddppo/ppo/learner.py), with the same metho
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -190,7 +190,9 @@ class LearnerStep:
         self.group = group
         self.shape = shape
         self.iteration = 0
-        self.envs = torch.tensor(list(shape.env_indices(group.rank)))
+        self.run_envs = shape.num_envs
+        self.envs = self.own_envs = torch.tensor(list(shape.env_indices(group.rank)))
+        self.follows = torch.ones(len(self.envs), dtype=torch.bool)
         self.num_steps = 0  # of all optimizers, in this iteration
         self._seed = seed
         vector = sync.parameters.vector
@@ -215,6 +217,11 @@ class LearnerStep:
         for name, part in parts.items():
             self.parts[name].part = part
             self.parts[name].optimizer.param_groups[0]["lr"] = part.learning_rate * step_factor
+
+    def expect(self, envs: Sequence[int], follows: Sequence[bool], run_envs: int) -> None:
+        """Name the columns of the next rollout, for a learner that gets rollouts of any environments of the run."""
+        self.envs, self.follows = torch.tensor(envs), torch.tensor(follows)
+        self.own_envs, self.run_envs = torch.arange(run_envs), run_envs
 
     def end(self) -> float:
         """Return the sum over steps of the gradients' norms before clipping. Raises UpdateNotFinite."""
