@@ -23,7 +23,18 @@ class KnownAlgorithm(NamedTuple):
     )
 
 
-ALGORITHMS: dict[str, KnownAlgorithm] = {}
+ALGORITHMS: dict[str, KnownAlgorithm] = {
+    "dqn": KnownAlgorithm(
+        "double Q-learning with a replay buffer and a target network, for n choices",
+        "ddppo.algorithms.dqn:Dqn",
+        "ddppo.config.replay_settings:DqnSettings",
+    ),
+    "sac": KnownAlgorithm(
+        "soft actor-critic with a replay buffer and two critics, for bounded numbers",
+        "ddppo.algorithms.sac:Sac",
+        "ddppo.config.replay_settings:SacSettings",
+    ),
+}
 
 
 def algorithm_name(config: "Config") -> str:

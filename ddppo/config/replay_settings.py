@@ -57,9 +57,9 @@ class ReplaySettings(AlgorithmSettings):
 class DqnSettings(ReplaySettings):
     name: str = setting("dqn", "this algorithm's")
     learning_rate_end: float = setting(
-        1e-4,
+        0.0,
         "step size of Adam at the end of the run; it changes linearly from learning_rate",
-        above=0,
+        low=0,
         high=1,
     )
     double: bool = setting(
@@ -77,7 +77,6 @@ class DqnSettings(ReplaySettings):
         high=1,
     )
     max_grad_norm: float = setting(10.0, "gradients are scaled down to at most this norm", above=0)
-    gamma: float = setting(0.99, "discount per step", low=0, high=1)
 
 
 @dataclass
@@ -89,7 +88,7 @@ class SacSettings(ReplaySettings):
         low=1,
     )
     updates_per_step: float = setting(
-        1.0, "replay ratio: updates per environment step of all ranks, kept exactly", above=0, high=1_000
+        1.0, "replay ratio: updates per environment step of all ranks, kept exactly", low=0, high=1_000
     )
     critic_learning_rate: float = setting(1e-3, "step size of Adam for the two critics", above=0, high=1)
     temperature_learning_rate: float = setting(1e-3, "step size of Adam for the temperature", above=0, high=1)
