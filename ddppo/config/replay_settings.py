@@ -1,10 +1,15 @@
 """The settings of algorithms that replay: DQN and SAC. Imports no torch."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ddppo.config.algorithm_settings import AlgorithmSettings
 from ddppo.config.fields import setting
 from ddppo.errors import ConfigError
+from ddppo.scaling import BatchShape
+
+if TYPE_CHECKING:
+    from ddppo.config.settings import Config
 
 _LARGEST = 100_000_000  # rows
 
@@ -50,6 +55,13 @@ class ReplaySettings(AlgorithmSettings):
             raise ConfigError(
                 f"algorithm.learning_starts={self.learning_starts} is more than algorithm.capacity={self.capacity} "
                 "rows: learning would never start"
+            )
+
+    def check_run(self, config: "Config", shape: BatchShape) -> None:
+        if self.capacity < shape.num_envs * shape.rollout_steps:
+            raise ConfigError(
+                f"algorithm.capacity={self.capacity} holds less than one iteration of {shape.num_envs} envs * "
+                f"{shape.rollout_steps} steps: use at least {shape.num_envs * shape.rollout_steps}"
             )
 
 

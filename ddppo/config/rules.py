@@ -21,6 +21,7 @@ from ddppo.config.rank_rules import (
     check_topology,
     layout,
 )
+from ddppo.config.replay_settings import ReplaySettings
 from ddppo.config.settings import Config, section, sections
 from ddppo.config.variants import RENAMED_BACKENDS, SECTIONS_WITH_VARIANTS, algorithm_at
 from ddppo.distributed.topologies.known import find
@@ -111,7 +112,12 @@ def _is_ppo(config: Config) -> bool:
 
 
 def check_algorithm(config: Config) -> None:
-    """Refuse settings that only PPO has a use for, if another algorithm trains. Raises ConfigError."""
+    """Refuse settings that the algorithm that trains has no use for. Raises ConfigError."""
+    if not config.checkpoint.replay and not isinstance(config.training, ReplaySettings):
+        raise ConfigError(
+            f"checkpoint.replay=false has no effect with {algorithm_setting(config)}, which has no replay buffer: "
+            "leave it out"
+        )
     if _is_ppo(config):
         return
     dist, algorithm = config.dist, algorithm_setting(config)

@@ -233,6 +233,11 @@ class CheckpointConfig:
         "interruption; megabytes per circuit. false: environments begin new episodes, with the messages that the "
         "run folder holds",
     )
+    replay: bool = setting(
+        True,
+        "algorithms with a replay buffer: store it, so that a resumed run equals one without interruption. false: a "
+        "resumed run begins with an empty one, and learns again once it holds algorithm.learning_starts rows",
+    )
     keep: int = setting(2, "number of newest checkpoints to keep, besides the best", low=1)
 
 

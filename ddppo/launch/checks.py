@@ -20,6 +20,7 @@ from ddppo.envs.probing.dry_run import dry_run
 from ddppo.envs.probing.suitability import on_spaces
 from ddppo.errors import ConfigError
 from ddppo.loop import env_states as environments
+from ddppo.loop import replay_state
 from ddppo.loop.build import eval_ranks_of, topology_of, warning_of_initial
 from ddppo.loop.evaluation import evaluator_of
 from ddppo.models.build import build_model, model_class
@@ -78,6 +79,7 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
         getattr(config.dist, "warning", None),
         machine_warning,
         environments.warning(config, spec),
+        replay_state.warning(config),
         warning_of_initial(config, spec),
     )
     return "\nwarning: ".join(filter(None, warnings)) or None

@@ -17,6 +17,7 @@ from ddppo.config.variants import SECTIONS_WITH_VARIANTS, changed, variant_of
 from ddppo.errors import ConfigError, RunFolderError
 from ddppo.launch import sweep_runs
 from ddppo.loop import env_states as environments
+from ddppo.loop import replay_state
 from ddppo.loop.evaluation import load_policy
 from ddppo.records import checkpoint
 from ddppo.records.run_folder import RunFolder
@@ -152,4 +153,9 @@ def _check_checkpoint(before: Config, config: Config, run_dir: Path) -> None:
             raise ConfigError(
                 f"{path} does not hold the states of environments, for {why}: resume_state=approximate resumes from it "
                 "with new episodes"
+            )
+        if (why := replay_state.missing(state)) and config.resume_state == "exact" and not is_over:
+            raise ConfigError(
+                f"{path} does not hold the replay buffer, for {why}: resume_state=approximate resumes from it with an "
+                "empty one"
             )

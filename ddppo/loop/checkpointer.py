@@ -24,6 +24,7 @@ from ddppo.envs.guard import STEPPED, guarded
 from ddppo.errors import NonFiniteError, StorageError
 from ddppo.files import stored
 from ddppo.loop import env_states as environments
+from ddppo.loop import replay_state
 from ddppo.loop.build import TrainState
 from ddppo.loop.env_messages import NoMessages
 from ddppo.loop.env_states import Environments, size_of, what_is_large
@@ -60,6 +61,7 @@ class Checkpointer:
         self._config_yaml = to_yaml(dataclasses.replace(context.config, resume=None))
         self._saved_at = time.monotonic()
         self._environments_at_end: dict[str, Any] | None = None  # when training was complete
+        self._replay_at_end: dict[str, Any] = {}
         self._has_warned = False  # of a large part
 
     # -- Saving. All ranks call these methods together.
@@ -72,27 +74,29 @@ class Checkpointer:
     def save(self) -> None:
         """Hand the state of the run to the writer."""
         self._saved_at = time.monotonic()
-        environments = self._environments.state()
+        environments, replay = self._environments.state(), replay_state.gathered(self._context)
         if self._context.group.rank == 0:
-            self._hand_over({"environments": environments})
+            self._hand_over({"environments": environments}, replay)
 
     def save_before_evaluation(self, report: IterationReport) -> None:
         """Write the end of training to the disk, with the last iteration's report, and wait until it is there."""
         self._environments_at_end = self._environments.state()
+        self._replay_at_end = replay_state.gathered(self._context)
         if self._context.group.rank == 0:
             plain_report = {
                 **dataclasses.asdict(report),
                 "rank_metrics": [_plain(metrics) for metrics in report.rank_metrics],
                 "global_metrics": _plain(report.global_metrics),
             }
-            self._hand_over({"environments": self._environments_at_end, "unrecorded": plain_report})
+            more = {"environments": self._environments_at_end, "unrecorded": plain_report}
+            self._hand_over(more, self._replay_at_end)
             self.writer.wait()
         self._context.group.barrier()  # no rank's evaluation begins, and may fail, before the file is whole
 
     def save_after_evaluation(self) -> None:
         """Save the end of training again, with the scores of the final evaluation."""
         if self._context.group.rank == 0:
-            self._hand_over({"environments": self._environments_at_end})
+            self._hand_over({"environments": self._environments_at_end}, self._replay_at_end)
 
     def save_best(self) -> None:
         """Hand the state of the run to the writer as that of the best policy so far."""
@@ -100,7 +104,7 @@ class Checkpointer:
             self.writer.save_best(self.state())
 
     def state(self) -> dict[str, Any]:
-        """Return the content of a checkpoint, except the environments."""
+        """Return the content of a checkpoint, except the environments and the replay buffer."""
         context = self._context
         return {
             "config": self._config_yaml,
@@ -115,17 +119,17 @@ class Checkpointer:
             **context.state(),  # model, Adam, learning rate, counts of NonFiniteGuard, normalisers, reference
         }
 
-    def _hand_over(self, more: dict[str, Any]) -> None:
+    def _hand_over(self, more: dict[str, Any], replay: dict[str, Any]) -> None:
         state = self.state() | more
-        self._warn_if_large(state)
-        self.writer.save_iteration(self._progress.iteration, state)
+        self._warn_if_large(state | replay)
+        self.writer.save_iteration(self._progress.iteration, state, replay)
 
     def _warn_if_large(self, state: dict[str, Any]) -> None:
         """Warn once if a part takes far more room than the parameters and the optimizer."""
         if self._has_warned:
             return
         learned = sum(size_of(state.get(name)) for name in ("model", "optimizer", "reference"))
-        for name in ("environments", "program", "sampler"):
+        for name in ("environments", "replay", "program", "sampler"):
             part = state.get(name) or {}
             size = size_of(part)
             if size < max(_LARGE, 2 * learned):
@@ -136,6 +140,11 @@ class Checkpointer:
                     f"a checkpoint holds {size / 1e6:.0f} MB of states of {len(part['sizes'])} environments, mostly "
                     f"{what_is_large(part)}: checkpoint.environments=false leaves them out, and a resumed run begins "
                     "new episodes; a task with state() and restore() chooses what an episode needs"
+                )
+            elif name == "replay":
+                warn(
+                    f"a checkpoint holds {size / 1e6:.0f} MB of replay buffer: checkpoint.replay=false leaves it out, "
+                    "and a resumed run begins with an empty one; algorithm.capacity makes it smaller"
                 )
             else:
                 owner = f"dist.topology={self._context.config.dist.topology}"
@@ -153,6 +162,9 @@ class Checkpointer:
         is_of_sampler = "sampler" not in state and context.sampler.called_before == "program"
         if not is_of_sampler and (of_topology := state.get("program")) is not None:
             context.topology.restore(of_topology)
+        why_empty = replay_state.restore(context, state)
+        if why_empty is not None and context.group.rank == 0:
+            warn(f"the run goes on approximately, with an empty replay buffer: {why_empty}")
         self._restored_environments = state["environments"]
         if why := environments.missing(context.config, context.spec, state):
             self._restored_environments = {"missing": why}
@@ -161,6 +173,7 @@ class Checkpointer:
         if (report := state.get("unrecorded")) is not None:
             self.unrecorded = IterationReport(**{**report, "rank_metrics": tuple(report["rank_metrics"])})
             self._environments_at_end = state["environments"]
+            self._replay_at_end = {"replay": state["replay"]} if "replay" in state else {}
         self._window.extend((episode_return, length) for episode_return, length in state["window"])
         self._evaluator.restore(state, self._folder)
         self.writer.goes_on(self._evaluator.best.get("env_steps"))
@@ -231,12 +244,19 @@ class Writer:
         """Begin with a best.pt of `best` env_steps, which the newest checkpoint names; None if there is none."""
         self._best = self._named = best
 
-    def save_iteration(self, iteration: int, state: dict[str, Any]) -> None:
-        """Write a copy of `state` as the checkpoint of `iteration`, and delete all but the newest `keep`."""
+    def save_iteration(
+        self, iteration: int, state: dict[str, Any], unchanging: dict[str, Any] | None = None
+    ) -> None:
+        """Write a copy of `state` as the checkpoint of `iteration`, and delete all but the newest `keep`.
+
+        unchanging: more of the state, perhaps large, that need not be copied.
+        """
         self._named = state["best"].get("env_steps")
-        self._hand_over(
-            state, lambda copy: checkpoint.save_iteration(self._folder, iteration, copy, self._keep)
-        )
+
+        def write(copy: dict[str, Any]) -> None:
+            checkpoint.save_iteration(self._folder, iteration, copy | (unchanging or {}), self._keep)
+
+        self._hand_over(state, write)
 
     def save_best(self, state: dict[str, Any]) -> None:
         """Write a copy of `state` as best.pt. One that the newest checkpoint names is kept as best.previous.pt."""

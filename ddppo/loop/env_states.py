@@ -96,7 +96,7 @@ class Environments:
         """
         if self._why_not is not None:
             return {"missing": self._why_not} if self._why_not else None
-        by_rank = _gather_at_root(self._group, self._pack())
+        by_rank = gather_at_root(self._group, self._pack())
         if not by_rank:  # not rank 0
             return None
         return _merged([RankStates.read(parts) for parts in by_rank], self._context.shape.num_envs)
@@ -272,7 +272,7 @@ def _decompressed(state: bytes) -> bytes:
     return zlib.decompress(state[1:]) if state[:1] == b"z" else state[1:]
 
 
-def _gather_at_root(group: Group, local: Sequence[bytes]) -> list[list[bytes]]:
+def gather_at_root(group: Group, local: Sequence[bytes]) -> list[list[bytes]]:
     """Return the parts of all ranks on rank 0, and [] on other ranks.
 
     The bytes are not counted as communication of the topology: a checkpoint is not part of its iteration.
