@@ -184,8 +184,8 @@ def check_learner(config: Config, launcher: SlurmLauncherConfig) -> None:
     if _gives_learner(launcher) and not is_alone:
         raise ConfigError(
             f"hydra.launcher.learner_* with distributed={config.dist.topology} and dist.world_size="
-            f"{config.dist.world_size}: rank 0 is no learner among ranks of other roles; use distributed=env_workers, "
-            "env_workers_hetero or sync_actors with at least 2 ranks, or leave them out"
+            f"{config.dist.world_size}: rank 0 is no learner among ranks of other roles; use distributed=env_workers "
+            "or sync_actors with at least 2 ranks, or leave them out"
         )
 
 

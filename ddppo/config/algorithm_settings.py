@@ -227,7 +227,8 @@ class PPOSettings(SurrogateSettings):
     def check_run(self, config: "Config", shape: BatchShape) -> None:
         _check_scale(self, "normalize_rewards", divides=self.normalize_rewards)
         # Over one sample all advantages would be 0.
-        samples = shape.local_batch_size if self.normalize_advantages == "local" else shape.batch_size
+        num_envs = shape.fewest_envs if self.normalize_advantages == "local" else shape.num_envs
+        samples = num_envs * shape.rollout_steps
         if samples == 1 and self.normalize_advantages != "none":
             raise ConfigError(
                 f"ppo.normalize_advantages={self.normalize_advantages} over 1 sample, of env.num_envs={shape.num_envs} "

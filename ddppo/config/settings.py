@@ -89,7 +89,7 @@ class DistSettings:
     min_workers: int | None = setting(
         None,
         "on_lost=restart: if ranks are lost, or cannot be started, twice without a checkpoint in between,"
-        " go on with the most ranks below world_size that divide the batch, but at least this many; null:"
+        " go on with the most ranks below world_size that keep the batch, but at least this many; null:"
         " never fewer ranks",
         low=1,
     )

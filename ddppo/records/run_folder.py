@@ -215,7 +215,7 @@ def with_restarts(folder: RunFolder, config: Config, run: Callable[[Config], _T]
 
 
 def on_fewer_ranks(config: Config) -> Config | None:
-    """Return the same run on the largest number of ranks below W that divides its batch.
+    """Return the same run on the largest number of ranks below W that keeps its batch.
 
     None if that number is below dist.min_workers.
     """

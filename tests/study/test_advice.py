@@ -277,6 +277,9 @@ def test_a_rank_that_others_wait_for_is_named_with_what_ends_its_rollouts_early(
     assert waiting(1.0, 1.0, 1.0, 5.0, t_sync=0.1) == ""
     assert waiting(1.0, 1.0, 1.0, 5.0, topology="ddp_preempt") == ""
     assert waiting(1.0) == ""
+    # 8 environments over 7 ranks: rank 0 has two.
+    assert waiting(2.0, *[1.0] * 6) == ""
+    assert "for rank 0, whose" in waiting(4.0, *[1.0] * 6)
 
 
 # -- the door -------------------------------------------------------------------------------------------------------

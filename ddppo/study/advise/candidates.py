@@ -152,10 +152,11 @@ def _choices(asked: Question) -> list[list[str]]:
 def world_sizes(config: Config, cores: int) -> list[int]:
     """Return possible W from 1 to the number of cores, and the next larger one; a selection if they are many.
 
-    Under scaling=strong these are divisors of num_envs. Under weak scaling every W is possible: powers of 2.
+    Under scaling=strong these are divisors of num_envs, with which no rank waits for one that has an environment more.
+    Under weak scaling they are powers of 2.
     """
     num_envs = config.env.num_envs
-    # Strong scaling divides the environments, weak scaling multiplies them.
+    # Strong scaling shares the environments, weak scaling multiplies them.
     divisors = (w for w in range(1, num_envs + 1) if num_envs % w == 0)
     powers = (2**k for k in range(cores.bit_length() + 1))
     possible = list(powers if config.scaling.rule == "weak" else divisors)

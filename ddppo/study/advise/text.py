@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from ddppo.config.rank_rules import batch_shape
 from ddppo.distributed.topologies.settings import PreemptSettings
 from ddppo.errors import ConfigError
 from ddppo.package import command
@@ -151,7 +152,10 @@ def stragglers(chosen: Entrant, asked: Question) -> str:
         return ""
     # Compare each rank with the median of the others.
     others = median(sorted(rollouts)[:-1])
-    slow = [rank for rank, seconds in enumerate(rollouts) if seconds > _SLOWER * others]
+    # A rank with more environments than others may take longer in proportion.
+    shape = batch_shape(chosen.candidate.config)
+    more = [len(shape.env_indices(rank)) / shape.fewest_envs for rank in range(len(rollouts))]
+    slow = [rank for rank, seconds in enumerate(rollouts) if seconds > _SLOWER * others * more[rank]]
     if not slow:
         return ""
     alone = PreemptSettings(world_size=dist.world_size).awaited_ranks > len(rollouts) - len(slow)
