@@ -151,7 +151,7 @@ def _derived(context: RankContext, topology: Topology, local_world_size: int) ->
     }
     if images := images_in(context.model):
         derived["images"] = images  # the images that the model takes, in words
-    if topology.collector is not None and topology.collector.whole_episodes:
+    if context.has_whole_episodes:
         derived["whole_episodes"] = True  # a rollout is one episode of each environment
     return derived
 

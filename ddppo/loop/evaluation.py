@@ -21,7 +21,7 @@ from ddppo.algorithms.build import build_networks
 from ddppo.collectives.group import gather_bytes
 from ddppo.config.settings import Config
 from ddppo.distributed.join import resolve_device
-from ddppo.distributed.topologies.base import RankContext
+from ddppo.distributed.topologies.base import RankContext, Topology
 from ddppo.distributed.topologies.known import find
 from ddppo.envs.make import make_eval_env
 from ddppo.envs.meaning import differences
@@ -312,7 +312,13 @@ class RunEvaluator:
         policy = Policy(context.model, context.obs_normalizer, context.spec)
         self.evaluator = evaluator_of(context.spec)(policy, context.config, context.topology.collector)
         self.group = context.group
-        self.eval_ranks = list(context.eval_ranks)  # the ranks that play episodes: they hold the parameters
+        # The ranks that play episodes. They hold the parameters; and they act in training, if they play in its
+        # environments, with the help of the others.
+        self.eval_ranks = list(context.eval_ranks)
+        self._topology: Topology | None = None
+        if self.evaluator.in_training_envs:
+            self._topology = context.topology
+            self.eval_ranks = [rank for rank in context.eval_ranks if context.layout.role(rank).acts]
         # Chunks of each of them; 1 but for dist.reduction=ordered.
         self.num_shards = context.shape.local_num_shards
         self.best: dict[
@@ -403,7 +409,18 @@ class RunEvaluator:
                 return []
             return evaluator.play(chunks, num_envs, self.config.seed, options, check_stop=check_stop)
 
-        results = self._unless_any_failed(play_local)
+        def play_with_help() -> list[torch.Tensor]:
+            topology = self._topology
+            assert topology is not None
+            if self.group.rank not in self.eval_ranks:
+                topology.assist()
+                return []
+            try:
+                return play_local()
+            finally:
+                topology.release()
+
+        results = self._unless_any_failed(play_local if self._topology is None else play_with_help)
 
         # 2. One gather of all results; every rank computes the same scores from them.
         columns = self._gather(results, evaluator.num_columns, num_episodes)

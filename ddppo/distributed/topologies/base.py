@@ -389,6 +389,14 @@ class Topology(ABC):
         """Continue from the value of `state`."""
         raise NotImplementedError
 
+    # -- An evaluation in the environments of training, while they are idle (tasks of text).
+
+    def assist(self) -> None:  # noqa: B027 (in most topologies a rank that acts has its own environments)
+        """Step environments for the ranks that evaluate in them, until these call `release`."""
+
+    def release(self) -> None:  # noqa: B027
+        """End the evaluation for the ranks that assist this one, also after a fault."""
+
     # -- Own pace: learners call the first three, actors run `serve`.
 
     def own_pace_reports(self) -> tuple[OwnPaceReport, ...]:

@@ -261,12 +261,9 @@ TOPOLOGIES = {
             "env_workers",
             "rank 0 acts and learns, the others step its environments",
             env_workers,
-            f"{_HERE}.env_workers:EnvWorkers",
+            f"{_HERE}.env_workers:make",
             least_ranks=2,
             settings=f"{_HERE}.settings:EnvWorkersSettings",
-            cannot={
-                "text": "environments of text answer one by one, not in steps: use distributed=sync_actors"
-            },
         ),
         TopologySpec(
             "central_inference",

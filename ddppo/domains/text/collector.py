@@ -17,10 +17,12 @@ import torch
 from ddppo.config.settings import Config
 from ddppo.distributed.topologies.base import RankContext
 from ddppo.domains.text.policy import TokenActorCritic
+from ddppo.domains.text.rank_turns import RankTurns, TurnsServer
 from ddppo.domains.text.settings import text_settings
 from ddppo.domains.text.token_rollout import EpisodeRecord
 from ddppo.domains.text.tokenizers import Dialogue, Tokenizer, make_tokenizer
 from ddppo.domains.text.turns import Turn, Turns, make_turns
+from ddppo.envs.vec_env import EnvNames
 from ddppo.errors import ConfigError, EnvOutputError, TrainingError
 from ddppo.ppo.rollout import FinishedEpisode, Rollout
 from ddppo.scaling import BatchShape
@@ -72,16 +74,21 @@ class TextCollector:
     @classmethod
     def make(cls, context: RankContext) -> "TextCollector":
         """Make the environments of a rank and its collector. Raises ConfigError as `from_config` does."""
-        turns = make_turns(
-            context.env_config,
-            context.env_indices,
-            context.group.rank,
-            context.env_timeout_s,
-            context.max_restarts,
-        )
+        return cls._made(context, _own_turns(context), context.env_indices.start)
+
+    @classmethod
+    def over_ranks(cls, context: RankContext) -> "TextCollector | TurnsServer":
+        """Return, on rank 0, a collector that acts in the environments of all others; on these, what steps them."""
+        if context.role.steps:
+            return TurnsServer(_own_turns(context), context.group, context.env_indices)
+        names = EnvNames(range(context.shape.num_envs), context.group.rank)
+        return cls._made(context, RankTurns(context.group, context.spec, names), 0)
+
+    @classmethod
+    def _made(cls, context: RankContext, turns: Turns, first_env: int) -> "TextCollector":
         assert isinstance(context.model, TokenActorCritic)
         return cls.from_config(
-            context.config, turns, context.model, first_env=context.env_indices.start, device=context.device
+            context.config, turns, context.model, first_env=first_env, device=context.device
         )
 
     @staticmethod
@@ -310,6 +317,16 @@ class TextCollector:
         if noise is None:
             return policy.mode().numpy(force=True), allowed
         return policy.sample(noise[self._record.lengths[envs] - 1, envs]).numpy(), allowed
+
+
+def _own_turns(context: RankContext) -> Turns:
+    return make_turns(
+        context.env_config,
+        context.env_indices,
+        context.group.rank,
+        context.env_timeout_s,
+        context.max_restarts,
+    )
 
 
 def nucleus(logits: np.ndarray, allowed: np.ndarray, top_p: float) -> np.ndarray:

@@ -5,9 +5,11 @@ import pytest
 from tests.distributed.test_groups_of_episodes import (
     assert_goes_on_to_the_bit,
     assert_same,
+    last_state,
     of_rank_0,
     trained,
 )
+from tests.support import TINY, door
 
 TEXT = [
     "env=gym", "env.id=tests.domains.text.text_tasks:tests/Repeat-v0", "model=token_policy", "model.token_width=16",
@@ -26,6 +28,44 @@ def test_parameters_and_group_statistics_are_those_of_one_rank(tmp_path, kind):
     folders = trained(tmp_path, KINDS[kind], "1,2,4")
     assert_same(folders[1], folders[2])
     assert_same(folders[1], folders[4])
+
+
+EVALUATED = ["curriculum.name=uniform", "eval.every_steps=60", "eval.episodes=6", "eval.final_episodes=6"]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    result = door(*TINY, *KINDS["grpo"], *EVALUATED, "dist.world_size=1", run_dir=folder)
+    assert result.code == 0, result.stderr
+    return folder
+
+
+def scores(run_dir):
+    """Return the scores of all evaluations, without their times."""
+    return [
+        {name: x for name, x in line.items() if name.startswith("eval/") and "/t_" not in name}
+        for line in of_rank_0(run_dir)
+        if line.get("eval/return_mean") is not None
+    ]
+
+
+@pytest.mark.quick_cases("sync_actors-3", "env_workers-3")
+@pytest.mark.parametrize(
+    ("topology", "world_size"),
+    [("sync_actors", 3), ("multi_learner", 4), ("env_workers", 3), ("env_workers", 4)],
+)
+def test_a_topology_types_and_learns_what_one_rank_does(alone, tmp_path, topology, world_size):
+    how = [f"distributed={topology}", f"dist.world_size={world_size}"]
+    result = door(*TINY, *KINDS["grpo"], *EVALUATED, *how, run_dir=tmp_path / "run")
+    assert result.code == 0, result.stderr
+    assert_same(alone, tmp_path / "run")
+    # The same tokens: episodes, and the task sampler that learns from whether they achieved their tasks.
+    for key in ("window", "sampler"):
+        assert last_state(tmp_path / "run")[key] == last_state(alone)[key]
+    assert len(scores(alone)) > 1
+    for expected, found in zip(scores(alone), scores(tmp_path / "run"), strict=True):
+        assert found == pytest.approx(expected, rel=1e-9)
 
 
 def test_rollouts_that_failed_are_left_out_whatever_rank_they_were_on(tmp_path):
