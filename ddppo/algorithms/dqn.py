@@ -36,7 +36,8 @@ class EpsilonGreedy(Categorical):
 
     @property
     def probabilities(self) -> torch.Tensor:
-        uniform = self._mask / self._mask.sum(dim=-1, keepdim=True)
+        allowed = self._mask.to(self.logits.dtype)
+        uniform = allowed / allowed.sum(dim=-1, keepdim=True)
         greedy = F.one_hot(self.mode(), self.logits.shape[-1])
         return (1 - self._epsilon) * greedy + self._epsilon * uniform
 
