@@ -134,11 +134,14 @@ def refusal(copy: Copy) -> str:
 
 
 def _homeless(copy: Copy, local_world_size: int) -> str:
+    """Return the message about ranks on several hosts that cannot know where rank 0 is."""
+    example = "-x MASTER_ADDR=host0 -x MASTER_PORT=29500"
+    if copy.launcher.name == "mpiexec":
+        example = "-genv MASTER_ADDR host0 -genv MASTER_PORT 29500"
     return (
         f"{copy.launcher.name} started {copy.size} ranks, {local_world_size} of them on this host, and does not say "
-        "where rank 0 is: set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port there, for all ranks "
-        "(Open MPI: mpirun -x MASTER_ADDR=host0 -x MASTER_PORT=29500; MPICH and Intel MPI: mpiexec -genv MASTER_ADDR "
-        "host0 -genv MASTER_PORT 29500), or start the run by torchrun"
+        "where rank 0 is: give all ranks the host of rank 0 in MASTER_ADDR and a free port there in MASTER_PORT, by "
+        f"{copy.launcher.name} {example}, or start the run by torchrun"
     )
 
 

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from ddppo.cluster import driver, slurm
-from ddppo.cluster.rank import tasks_per_node, torchrun_variables
+from ddppo.cluster.rank import torchrun_variables
 from ddppo.cluster.resources import RankLayout
 from ddppo.config import stored
 from ddppo.config.settings import Config, DistSettings, EnvConfig
 from ddppo.errors import ClusterError, ConfigError, RunFolderError, TrainingError
 from ddppo.launch.arguments import prepared_arguments
+from ddppo.launch.mpi import tasks_per_node
 from ddppo.records.run_folder import RunFolder, held, with_restarts
 from tests.slurm.local_cluster import LocalCluster, _user
 from tests.support import run

@@ -1,13 +1,19 @@
-"""What is said of networks, of other launchers and of what one left in a shell, before anything starts."""
+"""Launchers other than ours: what they tell a rank, what one left in a shell, and what is said of networks."""
 
+import os
 import socket
+import subprocess
+import sys
 
 import pytest
 
-from ddppo.distributed import network
-from ddppo.errors import ConfigError, first_sentence
+from ddppo.distributed import join, network
+from ddppo.errors import CollectiveError, ConfigError, first_sentence
+from ddppo.launch.mpi import copy_of, refusal, variables_of_rank
 from ddppo.launch.rank import _timeout_s
-from ddppo.launch.torchrun import contradiction, copies_of
+from ddppo.launch.torchrun import check_launcher, contradiction, launcher
+from ddppo.processes.machine import at_most, cpu_quota
+from tests.support import CHECKOUT, PATIENCE_S
 
 RANK_1_OF_4 = {
     "TORCHELASTIC_RUN_ID": "none", "RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2",
@@ -69,31 +75,182 @@ def test_variables_that_contradict_each_other_are_named_with_how_to_clear_them(e
     assert "HOME" not in cleared
 
 
-STEP = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2", "SLURM_JOB_ID": "7"}
+# -- Ranks of mpirun, mpiexec and srun ---------------------------------------------------------------------------------
+
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4", "PMIX_RANK": "1", "PMIX_NAMESPACE": "prterun-host0-17@1",
+}  # fmt: skip
+MVAPICH = {
+    "MV2_COMM_WORLD_RANK": "1", "MV2_COMM_WORLD_SIZE": "4", "MV2_COMM_WORLD_LOCAL_RANK": "1",
+    "MV2_COMM_WORLD_LOCAL_SIZE": "4",
+}  # fmt: skip
+HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
+STEP = {
+    "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "2", "SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_LOCALID": "1", "SLURM_NODEID": "0", "SLURM_STEP_TASKS_PER_NODE": "4", "SLURM_STEP_NODELIST": "node03",
+}  # fmt: skip
+PLACE = {"MASTER_ADDR": "host0", "MASTER_PORT": "29500"}
+LAUNCHERS = {"Open MPI": OPEN_MPI, "MVAPICH": MVAPICH, "Hydra": HYDRA, "srun": STEP}
+
+
+def as_rank(environ):
+    copy = copy_of(environ)
+    assert copy is not None
+    return variables_of_rank(copy, environ)
+
+
+@pytest.mark.parametrize(
+    ("environ", "launcher"),
+    [
+        (OPEN_MPI, "mpirun"),
+        (MVAPICH, "mpirun"),
+        (HYDRA, "mpiexec"),
+        (STEP, "srun"),
+        (STEP | {"PMI_RANK": "1", "PMI_SIZE": "4"}, "srun"),  # srun --mpi=pmi2
+        (STEP | {"PMIX_RANK": "1", "PMIX_NAMESPACE": "slurm.pmix.7.2"}, "srun"),  # srun --mpi=pmix
+        # On other hosts srun starts the daemons of mpirun, one a node.
+        (STEP | OPEN_MPI | {"SLURM_STEP_NUM_TASKS": "2"}, "mpirun"),
+        (STEP | HYDRA | {"SLURM_PROCID": "0"}, "mpiexec"),
+        # A launcher of one process is no launcher of ranks.
+        (STEP | {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}, "srun"),
+    ],
+)
+def test_a_process_of_each_launcher_is_the_rank_that_its_variables_say(environ, launcher):
+    variables = as_rank(environ)
+    assert variables["DDPPO_LAUNCHER"] == launcher
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE")
+    assert [variables[name] for name in names] == ["1", "4", "1", "4", "1"]
+    assert "MASTER_PORT" not in variables  # any free one
+    assert as_rank(environ)["DDPPO_MEETING"] == variables["DDPPO_MEETING"]
+    # An address that the user gave is used.
+    assert "DDPPO_MEETING" not in as_rank(environ | PLACE)
+
+
+@pytest.mark.parametrize("name", ["Open MPI", "MVAPICH", "Hydra"])
+def test_ranks_on_several_hosts_need_the_address_of_rank_0(name):
+    environ = LAUNCHERS[name]
+    few = next(variable for variable in environ if variable.endswith(("LOCAL_SIZE", "LOCALNRANKS")))
+    environ = environ | {few: "2"}
+    variables = as_rank(environ | PLACE)
+    assert (variables["LOCAL_WORLD_SIZE"], variables["GROUP_WORLD_SIZE"]) == ("2", "2")
+    for given in ({}, {"MASTER_ADDR": "host0"}, {"MASTER_PORT": "29500"}):
+        with pytest.raises(ConfigError) as refused:
+            as_rank(environ | given)
+        said = str(refused.value)
+        assert "started 4 ranks, 2 of them on this host, and does not say where rank 0 is" in said
+        assert ("-genv MASTER_ADDR host0" if name == "Hydra" else "-x MASTER_ADDR=host0") in said
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("node03,node07", "node03"),
+        ("node[03-05,9],other", "node03"),
+        ("rack[1-2]node[04-09]", "rack1node04"),
+        ("127.0.1.[1-2]", "127.0.1.1"),
+    ],
+)
+def test_ranks_of_srun_on_several_nodes_meet_on_the_first_one(nodes, first):
+    several = STEP | {"SLURM_STEP_NODELIST": nodes, "SLURM_STEP_TASKS_PER_NODE": "3,1", "SLURM_NODEID": "1"}
+    several |= {"SLURM_PROCID": "3", "SLURM_LOCALID": "0"}
+    variables = as_rank(several)
+    assert (variables["RANK"], variables["LOCAL_RANK"], variables["LOCAL_WORLD_SIZE"]) == ("3", "0", "1")
+    assert variables["GROUP_WORLD_SIZE"] == "2"
+    assert variables["MASTER_ADDR"] == first
+    ports = {as_rank(several | {"SLURM_STEP_ID": str(step)})["MASTER_PORT"] for step in range(64)}
+    assert len(ports) == 64
+    assert all(15000 <= int(port) < 30000 for port in ports)
+
+
+def test_the_cores_of_a_host_are_all_that_the_launcher_may_use(monkeypatch):
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})  # as mpirun binds a rank
+    try:
+        assert int(as_rank(HYDRA)["DDPPO_HOST_CORES"]) == at_most(
+            len(os.sched_getaffinity(os.getppid())), cpu_quota()
+        )
+    finally:
+        os.sched_setaffinity(0, before)
+    assert as_rank(STEP | {"SLURM_CPUS_ON_NODE": "12"})["DDPPO_HOST_CORES"] == "12"
+    monkeypatch.setattr(join, "available_cores", lambda: 8)
+    monkeypatch.setenv("DDPPO_HOST_CORES", "16")
+    assert [join.cores_per_rank(ranks) for ranks in (1, 2, 4, 32)] == [8, 8, 4, 1]
+
+
+# Starts a rank for each number, which prints where the ranks meet; one of them behind a script of its own.
+LAUNCHER = """
+import os, subprocess, sys
+show = "import os; from ddppo.launch.mpi import *; print(variables_of_rank(copy_of(os.environ), os.environ)[MEETING])"
+ranks = []
+for rank in ("0", "1"):
+    environ = os.environ | {"PMI_RANK": rank, "PMI_SIZE": "2", "MPI_LOCALRANKID": rank, "MPI_LOCALNRANKS": "2"}
+    command = [sys.executable, "-c", show]
+    if rank == "1":
+        command = ["sh", "-c", '"$@"; exit', "sh", *command]
+    ranks.append(subprocess.Popen(command, env=environ))
+sys.exit(max(rank.wait() for rank in ranks))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_ranks_of_one_launcher_meet_at_one_place_and_those_of_another_at_another():
+    launchers = [
+        subprocess.Popen([sys.executable, "-c", LAUNCHER], stdout=subprocess.PIPE, text=True, cwd=CHECKOUT)
+        for _ in range(2)
+    ]
+    places = [launcher.communicate(timeout=PATIENCE_S)[0].split() for launcher in launchers]
+    assert [len(each) for each in places] == [2, 2]
+    assert len(set(places[0])) == len(set(places[1])) == 1
+    assert set(places[0]) != set(places[1])
+
+
+@pytest.fixture
+def meeting(monkeypatch, tmp_path):
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "DDPPO_MEETING": str(tmp_path / "meeting")}.items():
+        monkeypatch.setenv(name, value)
+    return tmp_path / "meeting"
+
+
+def test_rank_0_writes_where_its_store_is_until_all_have_met(monkeypatch, meeting):
+    with network.leaving_meeting():
+        store = network.rendezvous_store(20.0)
+        monkeypatch.setenv("RANK", "1")
+        network.rendezvous_store(20.0).set("key", "value")
+        assert store.get("key") == b"value"
+        assert meeting.exists()
+    assert not meeting.exists()
+
+
+def test_a_file_that_a_killed_rank_0_left_is_none(monkeypatch, meeting):
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    meeting.write_text(f'[{ended.pid}, "127.0.0.1", 1]')
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(CollectiveError, match=r"rank 1 on .* heard nothing from rank 0 within 0.2 s"):
+        network.rendezvous_store(0.2)
 
 
 @pytest.mark.parametrize(
     ("environ", "launcher", "number"),
     [
-        (
-            {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "PMIX_RANK": "1"},
-            "mpirun (Open MPI)",
-            1,
-        ),
-        ({"PMI_SIZE": "2", "PMI_RANK": "0"}, "mpiexec (MPICH, Intel MPI)", 0),
-        ({"MV2_COMM_WORLD_SIZE": "3", "MV2_COMM_WORLD_RANK": "2"}, "mpirun (MVAPICH)", 2),
-        (STEP | {"SLURM_PROCID": "0"}, "srun started 2 copies", 0),
-        (STEP | {"SLURM_PROCID": "1"}, "srun started 2 copies", 1),
-        ({"PMIX_RANK": "1"}, "a launcher that speaks PMIx", 1),
+        ({"PMI_SIZE": "2", "PMI_RANK": "0"}, "mpiexec started 2 copies of this command (PMI_SIZE=2)", 0),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}, "mpirun started 2 copies", 1),
+        ({"PMIX_RANK": "1"}, "a launcher that speaks PMIx started this command as one of several", 1),
+        (HYDRA | {"PMI_RANK": "x"}, "mpiexec started 4 copies", 0),
     ],
 )
-def test_copies_that_another_launcher_started_are_told_of_each_other(environ, launcher, number):
-    said, copy = copies_of(environ)
+def test_copies_that_cannot_know_each_other_are_told_how_to_start(environ, launcher, number):
+    copy = copy_of(environ)
+    assert copy.number == number
+    with pytest.raises(ConfigError) as refused:
+        variables_of_rank(copy, environ)
+    said = str(refused.value)
+    assert said == refusal(copy)
     assert launcher in said
     assert all(
         way in said for way in ("dist.world_size=", "torchrun --nproc-per-node=", "hydra/launcher=slurm")
     )
-    assert copy == number
 
 
 @pytest.mark.parametrize(
@@ -106,12 +263,28 @@ def test_copies_that_another_launcher_started_are_told_of_each_other(environ, la
         {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_TASKS_PER_NODE": "8"},
         STEP | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "PMIX_RANK": "0"},
         STEP | {"SLURM_PROCID": "0", "SLURM_PTY_PORT": "40000"},  # srun -n 2 --pty bash
-        STEP | RANK_1_OF_4,  # srun -N 2 -n 2 torchrun ...
-        {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"} | RANK_1_OF_4,
     ],
 )
-def test_a_command_that_was_started_once_or_by_torchrun_is_no_copy(environ):
-    assert copies_of(environ) is None
+def test_a_command_that_was_started_once_is_no_copy(environ):
+    assert copy_of(environ) is None
+
+
+@pytest.mark.parametrize("others", LAUNCHERS.values(), ids=LAUNCHERS)
+def test_torchrun_under_another_launcher_is_torchrun(monkeypatch, others):
+    given = others | RANK_1_OF_4
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    check_launcher(joins=True)
+    assert launcher() == "torchrun"
+    assert "DDPPO_LAUNCHER" not in os.environ
+    assert {name: os.environ[name] for name in given} == given
+
+
+def test_copies_of_a_program_that_calls_the_command_are_no_ranks(monkeypatch):
+    for name, value in HYDRA.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="mpiexec started 4 copies"):
+        check_launcher(joins=False)
 
 
 @pytest.mark.parametrize(

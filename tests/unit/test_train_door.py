@@ -310,6 +310,20 @@ def test_torchrun_and_dist_world_size_must_agree(call, no_ranks, monkeypatch):
     assert_one_paragraph(stderr)
 
 
+def test_mpirun_starts_one_run_of_as_many_ranks_as_it_started(call, no_ranks, monkeypatch):
+    be_rank_0_of_2(monkeypatch, OMPI_COMM_WORLD_RANK=0, OMPI_COMM_WORLD_SIZE=2)
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID")
+    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", "0")
+    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "2")
+    for name in ("DDPPO_LAUNCHER", "DDPPO_HOST_CORES"):
+        monkeypatch.setenv(name, "")  # set by the command, to be gone behind the test
+    assert call("dist.world_size=4") == (
+        2,
+        "error: dist.world_size=4, but mpirun started 2 ranks: leave it out\n",
+    )
+    assert call("-m") == (2, "error: -m starts several runs, mpirun one: use one or the other\n")
+
+
 def test_what_torchrun_would_start_again_must_find_its_run(call, no_ranks, monkeypatch):
     be_rank_0_of_2(monkeypatch, TORCHELASTIC_MAX_RESTARTS=3)
     code, stderr = call()
