@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from omegaconf import MISSING
 
+from ddppo.algorithms.known import ALGORITHMS
 from ddppo.config.fields import setting
 from ddppo.distributed.topologies.known import find
 from ddppo.errors import ConfigError
@@ -95,8 +96,8 @@ class AlgorithmChoice:
 
     name: str = setting(
         "ppo",
-        "which algorithm trains: ppo (its settings are in the section ppo; ppo.algorithm=grpo chooses GRPO), or an "
-        "import path of your own, my_pkg.algos:Reinforce (docs/algorithms.md)",
+        "which algorithm trains: ppo (its settings are in the section ppo; ppo.algorithm=grpo chooses GRPO), "
+        f"{', '.join(ALGORITHMS)}, or an import path of your own, my_pkg.algos:Reinforce (docs/algorithms.md)",
     )
 
 

@@ -137,11 +137,14 @@ def _apply_with_variants(overrides: list[Override], cfg: DictConfig) -> None:
     _apply(overrides, cfg)
 
 
+_TOO_LARGE = 2.0**63  # for any whole number
+
+
 def _write_out(override: Override, cfg: DictConfig) -> None:
     """Make a whole number of 1e6, if a setting of a user's own class is one: its type is known only now."""
     section, _, key = override.key_or_group.partition(".")
     value = override.value() if section in SECTIONS_WITH_VARIANTS and section in cfg else None
-    if isinstance(value, float) and value.is_integer():
+    if isinstance(value, float) and abs(value) < _TOO_LARGE and value.is_integer():
         kind = settings_class(section, variant_of(section, cfg[section]))
         if any(item.name == key and is_integer(item.type) for item in fields(kind)):
             override._value = int(value)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ddppo.config.fields import near
-from ddppo.config.variants import RENAMED, SECTIONS_WITH_VARIANTS, keys_of, known, owners_of
+from ddppo.config.variants import RENAMED, SECTIONS_WITH_VARIANTS, keys_of, known
 
 _USAGE = """ddppo: data-parallel PPO on one worker or many
 
@@ -122,19 +122,17 @@ def _settings(section: type, prefix: str) -> list[str]:
 def _of_variants(section: str) -> list[str]:
     """Return lines for the settings that all variants have, then for the others, grouped by their variants."""
     base, chosen_by = SECTIONS_WITH_VARIANTS[section].base, SECTIONS_WITH_VARIANTS[section].chosen_by
-    # Settings of one variant or several, keyed by the variants that have them: each line is shown once.
+    # Each line once: a setting with the same default and meaning in several variants is one line of them all.
     common = keys_of(base)
-    by_owners: dict[tuple[str, ...], list[str]] = {}
-    for kind in known(section).values():
+    owners: dict[str, list[str]] = {}
+    for name, kind in known(section).items():
         for item in fields(kind):
             if item.name not in common:
-                owners = tuple(owners_of(section, item.name))
-                line = setting_line(item, f"{section}.", 38)
-                if line not in by_owners.setdefault(owners, []):
-                    by_owners[owners].append(line)
+                owners.setdefault(setting_line(item, f"{section}.", 38), []).append(name)
     lines = _settings(base, f"{section}.")
-    for owners, of_owners in by_owners.items():
-        lines += ["", f"  with {chosen_by}={' or '.join(owners)}:", *of_owners]
+    for names in dict.fromkeys(map(tuple, owners.values())):
+        lines += ["", f"  with {chosen_by}={' or '.join(names)}:"]
+        lines += [line for line, of_line in owners.items() if tuple(of_line) == names]
     return lines
 
 

@@ -1,6 +1,7 @@
 """Each model, topology and algorithm has settings of its own; a key of another is unknown, and told of which it is."""
 
 import sys
+from dataclasses import fields
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -209,7 +210,7 @@ def test_every_setting_of_a_variant_has_a_meaning_and_a_default_of_before():
     for section, variants in SECTIONS_WITH_VARIANTS.items():
         before = {**_OF_ALL_VARIANTS.get(section, {}), variants.key: None}
         for kind in known(section).values():
-            for item in kind.__dataclass_fields__.values():
+            for item in fields(kind):
                 assert len(item.metadata["meaning"]) > 5, (kind, item.name)
                 if section not in _OF_ALL_VARIANTS or item.name in keys_of(variants.base):
                     continue
