@@ -67,7 +67,7 @@ def test_every_option_composes_converts_and_fits(composed, group, option):
     assert isinstance(config, Config)
     num_rollouts = config.ppo.rollouts_per_update
     batch_envs = num_rollouts * shape.local_num_envs if num_rollouts else config.env.num_envs
-    assert shape.batch_size == batch_envs * config.ppo.rollout_steps
+    assert shape.batch_size == batch_envs * config.training.rollout_steps
     assert stored.to_yaml(config) == stored.to_yaml(stored.from_omegaconf(cfg))
 
 
@@ -78,7 +78,7 @@ def test_every_task_fits_on_2_and_4_ranks(composed, env, world_size, scaling):
     overrides = [f"env={env}", f"dist.world_size={world_size}", f"scaling={scaling}", *NEEDS.get(env, [])]
     config, shape = convert(composed(*overrides))
     grown = 1 if scaling == "strong" else world_size
-    assert shape.batch_size == grown * config.env.num_envs * config.ppo.rollout_steps
+    assert shape.batch_size == grown * config.env.num_envs * config.training.rollout_steps
 
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS)

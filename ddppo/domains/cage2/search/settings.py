@@ -101,10 +101,10 @@ class SearchSettings(SamplerSettings):
         search = f"search.name={self.name}"
         find(config.dist.topology).check_work("orders", search)
         if (algorithm := algorithm_name(config)) != "ppo":
-            why = "a search gives all environments one order, and needs no groups"
+            why = "a search gives all environments one order, and needs no groups: use ppo.algorithm=ppo"
             if algorithm != "grpo":
-                why = "the policies that a search keeps and swaps are PPO's"
-            raise ConfigError(f"{algorithm_setting(config)} with {search}: {why}: use algorithm=ppo")
+                why = "the policies that a search keeps and swaps are PPO's: use algorithm=ppo"
+            raise ConfigError(f"{algorithm_setting(config)} with {search}: {why}")
         if config.training.normalize_obs:
             raise ConfigError(
                 f"ppo.normalize_obs=true with {search}: the running moments change with every trial, so that a kept "
