@@ -48,17 +48,18 @@ def build_networks(config: Config, spec: EnvSpec) -> ActorCritic:
 
     if kind.learner_class is not None:  # PPO and GRPO
         return build()
+    subject = f"algorithm={algorithm_name(config)}: {kind.__name__}.networks"
     with seeded(config.seed):
         try:
             networks = kind.networks(spec, config.training, config.model, build)
         except ConfigError:
             raise
         except Exception as e:  # a user's class may raise anything
-            raise ConfigError(f"algorithm={algorithm_name(config)}: networks raised {in_one_line(e)}") from e
+            raise ConfigError(f"{subject} raised {in_one_line(e)}") from e
     if not isinstance(networks, ActorCritic):
         raise ConfigError(
-            f"algorithm={algorithm_name(config)}: networks returned {type(networks).__name__}, and must return an "
-            "ActorCritic (ddppo.models.actor_critic)"
+            f"{subject} returned a {type(networks).__name__}: it must return an ActorCritic "
+            "(ddppo.models.actor_critic)"
         )
     return networks.to(dtype)
 

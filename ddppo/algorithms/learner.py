@@ -68,10 +68,7 @@ class AlgorithmLearner:
         self.learning_rate = max(part.learning_rate for part in parts.values()) * self.guard.step_factor
         self.step.begin(iteration, parts, self.guard.step_factor)
         name = type(self.algorithm).__name__
-        metrics = {
-            _STANDARD.get(key, f"algorithm/{key}"): float(x)
-            for key, x in self.algorithm.learn(rollout, self.step).items()
-        }
+        metrics = self._metrics(self.algorithm.learn(rollout, self.step))
         self._update_obs_normalizer(rollout)
 
         # 3. A gradient that was not finite is seen here, once per iteration, on all learners alike.
@@ -142,6 +139,25 @@ class AlgorithmLearner:
             own = self.obs_normalizer.moments(rollout.raw_obs, rollout.valid.cpu())
             self.obs_normalizer.update_(merge_moments(self.step.group.gather(own)))
 
+    def _metrics(self, found: Any) -> dict[str, float]:
+        """Return what `learn` returned, by the names of the table. Raises TrainingError unless these are numbers."""
+        subject = f"{type(self.algorithm).__name__}.learn returned"
+        if not isinstance(found, Mapping):
+            raise TrainingError(
+                f"{subject} {_in_words(found)}: it must return numbers by name, as {{'policy_loss': 0.1}}, or {{}}"
+            )
+        numbers = {}
+        for name, x in found.items():
+            try:
+                if isinstance(x, str) or not isinstance(name, str):
+                    raise TypeError
+                numbers[_STANDARD.get(name, f"algorithm/{name}")] = float(x)
+            except (TypeError, ValueError, RuntimeError) as e:
+                raise TrainingError(
+                    f"{subject} {_in_words(x)} as {name}: it must return numbers by name"
+                ) from e
+        return numbers
+
     def _report(self, num_steps: int, norms: float, metrics: Mapping[str, float]) -> Update:
         return Update(
             local_sums=torch.zeros(0, dtype=torch.float64),
@@ -153,6 +169,10 @@ class AlgorithmLearner:
             explained_variance=None,
             metrics=metrics,
         )
+
+
+def _in_words(x: Any) -> str:
+    return f"a tensor {list(x.shape)}" if isinstance(x, torch.Tensor) else f"a {type(x).__name__}"
 
 
 class _PartState:
@@ -189,6 +209,7 @@ class LearnerStep:
     ) -> None:
         self.group = group
         self.shape = shape
+        self._name = type(algorithm).__name__
         self.iteration = 0
         self.run_envs = shape.num_envs
         self.envs = self.own_envs = torch.tensor(list(shape.env_indices(group.rank)))
@@ -202,7 +223,8 @@ class LearnerStep:
             slices = sync.parameters.slices(part.parameters)
             if not slices:
                 raise TrainingError(
-                    f"{type(algorithm).__name__}.parts: {name} has no parameters: {part.parameters}"
+                    f"{self._name}.parts: no parameter has a name that begins with {' or '.join(part.parameters)}, for "
+                    f"the part {name}"
                 )
             self.parts[name] = _PartState(part, slices, vector)
         self._norms = torch.zeros((), dtype=torch.float64, device=vector.device)
@@ -242,12 +264,14 @@ class LearnerStep:
         return self.shape.num_envs
 
     def __call__(self, loss: torch.Tensor | None, count: float, part: str = "all") -> None:
+        state = self._part(part)
+        if loss is not None:
+            self._check_loss(loss)
         if count == 0:  # no learner has a sample
             return
-        state = self.parts[part]
         assert self._gradient is not None
         self._gradient.zero_()
-        if loss is not None and loss.requires_grad:
+        if loss is not None:
             local_loss = loss / count
             (local_loss * nan_unless_finite(local_loss)).backward()
         with torch.no_grad():
@@ -264,6 +288,26 @@ class LearnerStep:
             state.optimizer.found_inf = 1.0 - self._norms.isfinite().float()  # type: ignore[attr-defined]
             state.optimizer.step()
         self.num_steps += 1
+
+    def _part(self, name: str) -> _PartState:
+        if name not in self.parts:
+            raise TrainingError(
+                f"{self._name}.learn moved the part {name}, and {self._name}.parts has {', '.join(self.parts)}"
+            )
+        return self.parts[name]
+
+    def _check_loss(self, loss: Any) -> None:
+        """Raise TrainingError unless the loss is a scalar with a gradient."""
+        if not isinstance(loss, torch.Tensor) or loss.shape != ():
+            raise TrainingError(
+                f"{self._name}.learn gave step {_in_words(loss)} as its loss: it must be a scalar tensor, the sum of "
+                "the losses of this learner's samples"
+            )
+        if not loss.requires_grad:
+            raise TrainingError(
+                f"{self._name}.learn gave step a loss without a gradient: it must depend on the parameters, outside "
+                "torch.no_grad() and without .detach()"
+            )
 
     def sum(self, x: torch.Tensor | float) -> torch.Tensor:
         value = torch.as_tensor(x, dtype=torch.float64).detach().cpu()

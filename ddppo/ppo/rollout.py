@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from ddppo.errors import TrainingError
 from ddppo.models.actor_critic import ActorCritic, Obs
 from ddppo.spaces import each
 
@@ -41,8 +42,15 @@ class Transitions:
     ends: torch.Tensor | None = None  # [n, 2] int64: rows and columns of the steps in which episodes ended
 
     def successors(self) -> Obs:
-        """Return the true successor of every step `[T, E, *shape]`."""
-        assert self.last_obs is not None, "the algorithm has needs_successors=False"
+        """Return the true successor of every step `[T, E, *shape]`.
+
+        Raises TrainingError unless the algorithm needs them (`Algorithm.needs_successors`).
+        """
+        if self.last_obs is None:
+            raise TrainingError(
+                "rollout.successors() has none, for successors travel with a rollout only if the algorithm needs them: "
+                "add needs_successors = True to its class"
+            )
         assert self.final_obs is not None
         assert self.ends is not None
         ends = self.ends
