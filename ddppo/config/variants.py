@@ -17,6 +17,8 @@ Imports no torch, unless a user's class at an import path does.
 
 import difflib
 import functools
+import inspect
+import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -129,7 +131,35 @@ def _derived(found: Any, base: type, subject: str, other: str) -> type:
         raise ConfigError(
             f"{subject} must be a dataclass derived from {base.__module__}.{base.__name__}, or from {other}"
         )
+    _check_annotations(found, base, subject)
     return found
+
+
+def _check_annotations(found: type, base: type, subject: str) -> None:
+    """Raise ConfigError if a setting of a user's dataclass is none, has no default, or changes the type of ours."""
+    has = {item.name: item for item in fields(found)}
+    lost = [name for name in inspect.get_annotations(found) if name not in has and not name.startswith("_")]
+    if lost and "__dataclass_fields__" not in vars(found):
+        raise ConfigError(
+            f"{subject}: {found.__name__} is not decorated, so that {', '.join(lost)} is no setting: write @dataclass "
+            "above the class"
+        )
+    for name, item in has.items():
+        if isinstance(item.default, property):  # of a base class, which has a value where this has none
+            raise ConfigError(
+                f"{subject}: {found.__name__}.{name} has no default: write {name}: ... = <value>"
+            )
+    types, ours = typing.get_type_hints(found), typing.get_type_hints(base)
+    for item in fields(base):
+        if types[item.name] != ours[item.name]:
+            raise ConfigError(
+                f"{subject}: {found.__name__}.{item.name} is of type {_type_name(types[item.name])}, and the setting "
+                f"{item.name} of all is of type {_type_name(ours[item.name])}: use another name for it"
+            )
+
+
+def _type_name(annotation: Any) -> str:
+    return annotation.__name__ if isinstance(annotation, type) else str(annotation)
 
 
 SECTIONS_WITH_VARIANTS = {
