@@ -24,6 +24,11 @@ class KnownAlgorithm(NamedTuple):
 
 
 ALGORITHMS: dict[str, KnownAlgorithm] = {
+    "reinforce": KnownAlgorithm(
+        "policy gradient from whole episodes, with a baseline",
+        "ddppo.algorithms.reinforce:Reinforce",
+        "ddppo.config.algorithm_settings:ReinforceSettings",
+    ),
     "dqn": KnownAlgorithm(
         "double Q-learning with a replay buffer and a target network, for n choices",
         "ddppo.algorithms.dqn:Dqn",

@@ -118,6 +118,21 @@ class AlgorithmSettings(TrainingSettings, AlgorithmChoice):
 
 
 @dataclass(slots=True)
+class ReinforceSettings(AlgorithmSettings):
+    """Policy gradient from whole episodes, with a baseline."""
+
+    name: str = setting("reinforce", "this algorithm's")
+    rollout_steps: int = setting(500, "steps after which an episode is cut", low=1)
+    learning_rate: float = setting(
+        1e-2, "step size of Adam at the start; it falls linearly to 0 at total_steps", above=0
+    )
+    gamma: float = setting(0.99, "discount per step", low=0, high=1)
+    value_coef: float = setting(0.5, "weight of the baseline's loss", low=0)
+    entropy_coef: float = setting(0.0, "weight of the entropy bonus", low=0)
+    max_grad_norm: float = setting(0.5, "gradients are scaled down to at most this norm", above=0)
+
+
+@dataclass(slots=True)
 class SurrogateSettings(TrainingSettings):
     """The settings that PPO and GRPO share, which maximise the same clipped surrogate."""
 
