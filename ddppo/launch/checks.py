@@ -9,11 +9,13 @@ import os
 import torch
 
 from ddppo.algorithms.task_sampler import check_whole_episodes, make_sampler
+from ddppo.algorithms.trial import check_algorithm
+from ddppo.collectives.group import Group
 from ddppo.config import rank_rules, rules
 from ddppo.config.model_settings import MODELS
 from ddppo.config.rules import check_remembering
 from ddppo.config.settings import Config
-from ddppo.distributed.gradient_sync import FLAT_BELOW
+from ddppo.distributed.gradient_sync import FLAT_BELOW, FlatParameters, FlatSync
 from ddppo.distributed.join import check_collective, resolve_device
 from ddppo.distributed.topologies.known import find
 from ddppo.envs.probing.dry_run import dry_run
@@ -23,6 +25,7 @@ from ddppo.loop import env_states as environments
 from ddppo.loop import replay_state
 from ddppo.loop.build import eval_ranks_of, topology_of, warning_of_initial
 from ddppo.loop.evaluation import evaluator_of
+from ddppo.models.actor_critic import ActorCritic
 from ddppo.models.build import build_model, model_class
 from ddppo.models.model_check import check_model
 from ddppo.native.compiling import SHARED_MEMORY
@@ -52,7 +55,7 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
     make_sampler(config, spec, shape.num_envs)
     _check_stepping(config, spec, shape)
     _check_normalized(config, spec)
-    # 3. The model and the losses: build them, and try a forward and a backward pass.
+    # 3. The model, the algorithm and the losses: build them, and try to act and to learn.
     network_warnings = _check_networks(config, spec, shape, local_world_size)
     if (path := model_class(config.model).collector_class) is not None:
         imported(path).check(config, shape)
@@ -143,13 +146,13 @@ def _check_normalized(config: Config, spec: EnvSpec) -> None:
         )
 
 
-# -- The model and the losses.
+# -- The model, the algorithm and the losses.
 
 
 def _check_networks(
     config: Config, spec: EnvSpec, shape: BatchShape, local_world_size: int | None
-) -> tuple[str | None, str | None]:
-    """Try the model, and the user's own loss terms on it. Returns a warning for each.
+) -> list[str]:
+    """Try the model, the algorithm, and the user's own loss terms. Returns warnings.
 
     The warnings are about results that depend on the number of ranks, so dist.reduction=ordered refuses them.
     """
@@ -164,15 +167,21 @@ def _check_networks(
         learning_rates=config.ppo.learning_rates,
     )
     check_own_memory(config, spec, shape)
+    algorithm_warning = check_algorithm(config, spec, shape, sync_of_one)
     loss_warning = None
     if config.ppo.losses:
         from ddppo.ppo.gradient_check import check_losses  # most runs have no loss terms of their own
 
         loss_warning = check_losses(config.ppo.losses, spec, config.model, dtype)
-    for warning in filter(None, (model_warning, loss_warning)):
-        if shape.num_shards:
-            raise ConfigError(f"dist.reduction=ordered: {warning}; or use dist.reduction=fast")
-    return model_warning, loss_warning
+    warnings = [x for x in (model_warning, algorithm_warning, loss_warning) if x is not None]
+    if warnings and shape.num_shards:
+        raise ConfigError(f"dist.reduction=ordered: {warnings[0]}; or use dist.reduction=fast")
+    return warnings
+
+
+def sync_of_one(model: ActorCritic) -> FlatSync:
+    """Return the gradient sum of a single learner."""
+    return FlatSync(model, FlatParameters(model), Group())
 
 
 def overlaps_from(config: Config, local_world_size: int | None) -> int | None:
