@@ -67,9 +67,9 @@ class QNetwork(ActorCritic):
         self.epsilon = epsilon  # of a policy that samples
         self.trunk = make_trunk(spec, config)
         self.head = linear(self.trunk.num_features, spec.action.sizes[0], gain=1.0)
-        if not getattr(config, "orthogonal", True):
+        if not getattr(config, "orthogonal", False):  # PyTorch's initialisation
             for layer in self.modules():
-                if isinstance(layer, torch.nn.Linear):
+                if isinstance(layer, torch.nn.Linear | torch.nn.Conv2d):
                     layer.reset_parameters()
 
     def action_params(self, obs: Obs) -> torch.Tensor:
