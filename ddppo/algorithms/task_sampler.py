@@ -245,7 +245,9 @@ def check_whole_episodes(config: Config, shape: BatchShape, spec: EnvSpec) -> No
     if spec.is_text:
         find(config.dist.topology).check_work("text", f"{name}, of text")
     chosen_by = algorithm_setting(config)
-    check_groups(config, shape, f"{name}, of text" if whole_episodes(config) is None else chosen_by)
+    handed_over = whole_episodes(config)
+    why = f"{name}, of text" if handed_over is None else chosen_by
+    check_groups(config, shape, why, handed_over or "groups")
     if spec.journal is not None:
         raise ConfigError(
             f"{chosen_by} with {name}: its environments publish messages and continue from the messages of others, so "

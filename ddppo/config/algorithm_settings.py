@@ -299,7 +299,7 @@ class GrpoSettings(SurrogateSettings):
                 "env.backend=gym_vector with ppo.algorithm=grpo: its environments share one random stream, so the "
                 "rollouts of a group cannot share a seed: use env.backend=sync"
             )
-        check_groups(config, shape, "ppo.algorithm=grpo")
+        check_groups(config, shape, "ppo.algorithm=grpo", "groups")
 
 
 def _check_scale(ppo: SurrogateSettings, name: str, *, divides: bool) -> None:
@@ -310,10 +310,13 @@ def _check_scale(ppo: SurrogateSettings, name: str, *, divides: bool) -> None:
         )
 
 
-def check_groups(config: "Config", shape: BatchShape, why: str) -> None:
-    """Raise ConfigError if an iteration cannot be groups of G whole episodes. why: the setting that needs groups."""
+def check_groups(config: "Config", shape: BatchShape, why: str, kind: str) -> None:
+    """Raise ConfigError if an iteration cannot be whole episodes, in groups of G.
+
+    why: the setting that needs them. kind: "episodes" or "groups".
+    """
     ppo, dist = config.ppo, config.dist
-    find(dist.topology).check_work("episodes", why)
+    find(dist.topology).check_work(kind, why)
     # Strong scaling shortens rollouts if there are more ranks than environments: episodes would be cut.
     if shape.rollout_steps != config.training.rollout_steps:
         raise ConfigError(

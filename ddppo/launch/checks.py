@@ -8,6 +8,8 @@ import os
 
 import torch
 
+from ddppo.algorithms.build import algorithm_class
+from ddppo.algorithms.known import algorithm_setting
 from ddppo.algorithms.task_sampler import check_whole_episodes, make_sampler
 from ddppo.algorithms.trial import check_algorithm
 from ddppo.collectives.group import Group
@@ -219,6 +221,12 @@ def _check_topology(config: Config, spec: EnvSpec, *, is_far: bool) -> None:
     topology_of(topology)
     if spec.journal is not None:
         topology.check_work("messages", config.env.id)
+    asked, tolerated = getattr(config.dist, "max_lag", None), algorithm_class(config).max_lag
+    if asked is not None and tolerated is not None and asked > tolerated:
+        raise ConfigError(
+            f"dist.max_lag={asked} with {algorithm_setting(config)}, which learns from parameters at most {tolerated} "
+            f"updates old: use at most {tolerated}, or leave it out"
+        )
     if topology.check is not None:
         # device=auto may be a GPU on another machine: its ranks check it again.
         device = "cpu" if is_far and config.device == "auto" else config.device

@@ -106,7 +106,8 @@ class Sizes(NamedTuple):
 
 # Kinds of work that ask more of a topology than T steps of every environment, and what they ask.
 WORK = {
-    "episodes": "an iteration is one whole episode of every environment (GRPO)",
+    "episodes": "an iteration is one whole episode of every environment (REINFORCE)",
+    "groups": "the same, and the episodes of a group begin from one seed and are compared (GRPO)",
     "text": "whole episodes in turns of text, with environments that answer at their own pace",
     "memory": "the state of a policy with memory goes on from step to step, and is learned from",
     "messages": "environments exchange messages after every iteration (circuits)",
@@ -114,7 +115,7 @@ WORK = {
 }
 # Ranks at their own pace begin and end no iteration together.
 _CANNOT_AT_OWN_PACE = {
-    "episodes": "a group compares episodes of one policy, and actors at their own pace act with several: use "
+    "groups": "a group compares episodes of one policy, and actors at their own pace act with several: use "
     "distributed=sync_actors",
     "text": "its episodes are compared in groups of one policy, and actors at their own pace act with several: use "
     "distributed=sync_actors",

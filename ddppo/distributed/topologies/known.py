@@ -223,6 +223,8 @@ TOPOLOGIES = {
             cannot={
                 "episodes": "it ends slow rollouts early, and the return of a cut episode says nothing: use "
                 "distributed=ddp",
+                "groups": "it ends slow rollouts early, and the return of a cut episode says nothing: use "
+                "distributed=ddp",
                 "text": "it ends slow rollouts early, and the return of a cut episode says nothing: use "
                 "distributed=ddp",
                 "orders": "it ends slow rollouts early, and orders are compared by whole episodes: use distributed=ddp",
@@ -286,6 +288,7 @@ TOPOLOGIES = {
             check=f"{_HERE}.device:check",
             cannot={
                 "episodes": "its C++ collects T steps of every environment in one call: use distributed=ddp",
+                "groups": "its C++ collects T steps of every environment in one call: use distributed=ddp",
                 "text": "its C++ steps no tasks of text: use distributed=ddp",
                 "memory": "its C++ has no policies with memory: use distributed=ddp",
                 "orders": "its C++ collects T steps of every environment in one call: use distributed=ddp",

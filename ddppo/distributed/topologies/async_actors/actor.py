@@ -57,8 +57,10 @@ class AsyncActor(Topology):
                 self._parameters.receive(learner)
                 self._context.algorithm.progress = header.progress
                 # In the first reply, and in the first one after a restart, the learner says where to begin.
+                sampler = self._context.sampler
                 if header.first >= 0:
-                    self.reset(self._context.sampler.sample(header.first))
+                    if not sampler.every_iteration:
+                        self.reset(sampler.sample(header.first))
                     self._number = header.first
                     # Until now this rank waited for others that were still being built: that counts for no rollout.
                     learner.reset_counters()
@@ -66,6 +68,8 @@ class AsyncActor(Topology):
                 # 2. Act.
                 self._number += 1
                 act_start = time.perf_counter()
+                if sampler.every_iteration:  # whole episodes: every rollout begins new ones
+                    self.reset(sampler.sample(self._number))
                 collected = self._context.act(self.collector, self._context.env_indices, self._number)
                 now = time.perf_counter()
                 # 3. Send the rollout.

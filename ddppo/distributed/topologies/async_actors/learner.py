@@ -83,7 +83,9 @@ class AsyncLearner(Topology):
         self._actors = ActorConnections(context.group, context.layout.stepping, config.dist, reply)
         # K: by default one rollout of each actor.
         self._per_update = config.training.rollouts_per_update or len(self._actors)
-        self._max_lag = largest_lag(dist.max_lag, len(self._actors), self._per_update)
+        # An algorithm that tolerates less lag sets the limit.
+        max_lag = context.algorithm.max_lag if dist.max_lag is None else dist.max_lag
+        self._max_lag = largest_lag(max_lag, len(self._actors), self._per_update)
         self._version = 0  # number of updates done
         self._rollouts = context.rollout_message()
         # Bytes of the rollouts that the next update learns from, in the order of arrival; memory is used again.
@@ -93,11 +95,16 @@ class AsyncLearner(Topology):
         self._num_refused = 0  # rollouts that were too old, in the update under way
         self._queue_depths = 0  # sum over its rollouts: how many rollouts waited when each was taken
         self._is_asked_to_stop = False
+        self._has_begun = False
 
     def reset(self, sample: TaskSample) -> None:
-        """Wait for all actors, and let them begin."""
-        self._version = sample.iteration
-        if sample.iteration:
+        """Wait for all actors, and let them begin. Later calls do nothing: an actor begins new episodes itself."""
+        if self._has_begun:
+            return
+        self._has_begun = True
+        # A sampler of whole episodes names the iteration that begins, another one the iterations done.
+        self._version = sample.iteration - self._context.sampler.every_iteration
+        if self._version:
             warn(
                 "async_actors goes on approximately: actors begin new episodes, and rollouts arrive in any order"
             )
