@@ -24,12 +24,23 @@ WORK = {
     "PPO": ["env=cartpole", "ppo.rollout_steps=16", "ppo.total_steps=256"],
     "PPO with memory": ["env=tmaze", "model=gru", "ppo.rollout_steps=16", "ppo.total_steps=256"],
     "GRPO": ["env=cartpole", "ppo=grpo", "ppo.group_size=4", "ppo.rollout_steps=30", "ppo.total_steps=300"],
-    "REINFORCE": ["env=cartpole", "algorithm=reinforce", "algorithm.rollout_steps=30", "algorithm.total_steps=300"],
+    "REINFORCE": [
+        "env=cartpole",
+        "algorithm=reinforce",
+        "algorithm.rollout_steps=30",
+        "algorithm.total_steps=300",
+    ],
     "DQN": ["env=cartpole", "algorithm=dqn", "algorithm.learning_starts=100", "algorithm.total_steps=512"],
     "SAC": ["env=pendulum", "algorithm=sac", "algorithm.learning_starts=100", "algorithm.total_steps=256"],
     "GRPO on text": ["env=cloud", "ppo=cloud", "env.num_envs=16", "ppo.total_steps=1000"],
     "order search": ["experiment=workflows", "env.num_envs=20", "search.budget_episodes=40"],
-    "circuits": ["experiment=circuits/train", "env.num_envs=8", "ppo.rollout_steps=8", "ppo.total_steps=128"],
+    "circuits": [
+        "experiment=circuits/train",
+        "env.num_envs=8",
+        "env.backend=auto",
+        "ppo.rollout_steps=8",
+        "ppo.total_steps=128",
+    ],
 }
 RANKS = {
     "ddp": 2,
@@ -44,7 +55,12 @@ RANKS = {
 
 def arguments(work: str, topology: str) -> list[str]:
     """Return the command line of a cell."""
-    return [*WORK[work], f"distributed={topology}", f"dist.world_size={RANKS[topology]}", "dist.oversubscribe=warn"]
+    return [
+        *WORK[work],
+        f"distributed={topology}",
+        f"dist.world_size={RANKS[topology]}",
+        "dist.oversubscribe=warn",
+    ]
 
 
 def refusal(work: str, topology: str) -> str | None:
