@@ -23,6 +23,7 @@ _USAGE = """ddppo: data-parallel PPO on one worker or many
   python -m ddppo.train -m experiment=<name>                            a whole study, in a folder of its own
   python -m ddppo.train env=circuit env.circuit=tof_3                   keywords of a task are settings of env too
   torchrun --nproc-per-node=4 -m ddppo.train env=cartpole               four ranks that torchrun starts
+  mpirun -n 4 python -m ddppo.train env=cartpole                        four ranks that MPI, or srun, starts
   python -m ddppo.train resume=outputs/cartpole/<stamp>                 go on from the last checkpoint of a run
   python -m ddppo.train env=cartpole --cfg job                          show the composed configuration
 """
