@@ -55,10 +55,10 @@ class RankTurns:
         self._calls = []
         parts, _ = gather_bytes(self._group, b"", at_root=True)
         turns: list[Turn] = []
-        for rank, part in enumerate(parts):
+        for part in parts:
             answer = json.loads(part) if part else []
-            if isinstance(answer, str):
-                raise EnvError(f"rank {self._group.members[rank]}: {answer}")
+            if isinstance(answer, str):  # a fault, in words
+                raise EnvError(answer)
             for i, obs, reward, terminated, truncated, failed, is_success in answer:
                 info = {} if is_success is None else {_SUCCESS: is_success}
                 turns.append(Turn(i, obs, reward, terminated, truncated, failed, info))

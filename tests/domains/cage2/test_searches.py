@@ -82,6 +82,15 @@ def test_trials_and_policies_are_those_of_one_rank(searched):
     assert_same(alone, searched(*TWO_RANKS))
 
 
+@pytest.mark.quick_cases("env_workers-3")
+@pytest.mark.parametrize(
+    ("topology", "world_size"),
+    [("sync_actors", 3), ("multi_learner", 4), ("env_workers", 3), ("central_inference", 2)],
+)
+def test_trials_and_policies_are_the_same_under_every_topology_in_step(searched, topology, world_size):
+    assert_same(searched(), searched(f"distributed={topology}", f"dist.world_size={world_size}"))
+
+
 @pytest.mark.slow
 def test_a_search_killed_with_minus_9_goes_on_to_the_same_trials(searched, tmp_path):
     run_dir, whole = tmp_path / "run", searched(*TWO_RANKS)
