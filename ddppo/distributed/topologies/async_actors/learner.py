@@ -91,6 +91,7 @@ class AsyncLearner(Topology):
         # Bytes of the rollouts that the next update learns from, in the order of arrival; memory is used again.
         self._received = [torch.empty(0, dtype=torch.uint8)] * self._per_update
         self._taken: list[_TakenRollout] = []
+        self._last_numbers: dict[int, int] = {}  # of the last rollout that was taken of each actor, by rank
         self._lags: list[int] = []  # of the last update's rollouts
         self._num_refused = 0  # rollouts that were too old, in the update under way
         self._queue_depths = 0  # sum over its rollouts: how many rollouts waited when each was taken
@@ -146,7 +147,7 @@ class AsyncLearner(Topology):
         self.learner.shape = replace(self.learner.shape, num_envs=num_envs)
         if isinstance(self.learner, AlgorithmLearner):
             envs = [i for taken in self._taken for i in self._context.envs_of(taken.rank)]
-            self.learner.step.envs = torch.tensor(envs)
+            self.learner.step.expect(envs, self._follows(), self._context.shape.num_envs)
         update = self.learner.update(self._corrected(collected.rollout, lags), iteration, progress)
         self._version, self._lags = iteration, lags
         # Actors that go on now act in the next iteration.
@@ -156,6 +157,15 @@ class AsyncLearner(Topology):
         # Actors that waited for this update go on.
         self._reply()
         return update
+
+    def _follows(self) -> list[bool]:
+        """Return for each environment whether its rollout comes after the last one taken, with none refused between."""
+        found: list[bool] = []
+        for taken in self._taken:
+            follows = taken.number == self._last_numbers.get(taken.rank, taken.number) + 1
+            found += [follows] * len(self._context.envs_of(taken.rank))
+            self._last_numbers[taken.rank] = taken.number
+        return found
 
     def _corrected(self, rollout: Rollout, lags: list[int]) -> Rollout:
         """Return the rollout with ratios for the environments of old rollouts; unchanged if dist.correction=none."""
