@@ -7,7 +7,7 @@ import torch
 from ddppo.algorithms.ppo import with_ratios
 from ddppo.config.settings import EnvConfig
 from ddppo.config.variants import settings_of
-from ddppo.distributed.topologies.rollout_message import RolloutMessage
+from ddppo.distributed.topologies.messages import RolloutMessage
 from ddppo.envs.make import make_vec_env
 from ddppo.envs.vec_env import EnvNames, EnvStep
 from ddppo.loop.evaluation import Policy

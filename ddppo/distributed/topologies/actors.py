@@ -7,23 +7,18 @@ sync_actors has one learner, rank 0; multi_learner has several.
 Results are those of distributed=ddp with as many workers as there are learners: every environment keeps its seeds and
 its noise, and a learner sees the environments of its actors side by side, in order.
 
-Rollouts travel as one flat message each (rollout_message.py), and so do the parameters (the end of this file).
+Rollouts and parameters travel as one flat message each (messages.py).
 """
 
-from collections.abc import Sequence
 from itertools import pairwise
-
-import torch
 
 from ddppo.algorithms.task_sampler import TaskSample
 from ddppo.collectives.group import Group
 from ddppo.collectives.peers import in_words
-from ddppo.distributed.gradient_sync import FlatParameters
 from ddppo.distributed.topologies.base import NO_UPDATE, Collected, RankContext, Topology
-from ddppo.distributed.topologies.rollout_message import RolloutGather
+from ddppo.distributed.topologies.messages import ParameterMessage, RolloutGather
 from ddppo.errors import NonFiniteError
 from ddppo.ppo.learner import Update
-from ddppo.ppo.normalization import ObsNormalizer
 
 
 class SyncActors(Topology):
@@ -91,33 +86,3 @@ class SyncActors(Topology):
     def close(self) -> None:
         if self.env is not None:
             self.env.close()
-
-
-# -- Parameters as one message.
-
-
-class ParameterMessage:
-    """Everything that a rank acts with: parameters, and the moments that normalise observations.
-
-    Parameters without a part in acting stay with the learner: those outside of `Algorithm.synchronised`.
-    """
-
-    def __init__(
-        self,
-        parameters: FlatParameters,
-        normalizer: ObsNormalizer | None,
-        prefixes: Sequence[str] = ("",),  # of the parameters that act
-    ) -> None:
-        self._slices = [parameters.vector.data[start:end] for start, end in parameters.slices(prefixes)]
-        self._normalizer = normalizer
-
-    def broadcast(self, group: Group) -> None:
-        """Replace the parameters and moments of all ranks by rank 0's."""
-        if len(self._slices) == 1:
-            group.broadcast_(self._slices[0])
-        else:
-            flat = group.broadcast_(torch.cat(self._slices))
-            for own, sent in zip(self._slices, flat.split([len(x) for x in self._slices]), strict=True):
-                own.copy_(sent)
-        if self._normalizer is not None:
-            self._normalizer.load(group.broadcast_(self._normalizer.state.clone()))

@@ -7,7 +7,7 @@ methods follow in the order in which a topology calls them: environments and col
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, cast
@@ -28,8 +28,8 @@ from ddppo.distributed.gradient_sync import (
     OrderedSync,
     make_gradient_sync,
 )
-from ddppo.distributed.topologies.contract import Layout, Role
-from ddppo.distributed.topologies.rollout_message import RolloutMessage
+from ddppo.distributed.topologies.contract import Layout, OwnPaceReport, Role
+from ddppo.distributed.topologies.messages import RolloutMessage
 from ddppo.distributed.topologies.settings import AsyncActorsSettings
 from ddppo.envs.guard import STEPPED, guarded
 from ddppo.envs.make import make_vec_env
@@ -312,19 +312,6 @@ class Collected(NamedTuple):
     num_steps: int  # environment steps that this rank counts
     episodes: list[FinishedEpisode]  # episodes that this rank reports
     rollout: Any  # Transitions, or PPO's Rollout; None on a rank that has nothing to learn from or to send
-
-
-class OwnPaceReport(NamedTuple):
-    """Activity of one actor at its own pace since its last report. Times in seconds, as in docs/metrics.md."""
-
-    num_steps: int = 0  # environment steps that the learner accepted
-    t_iter: float = 0.0
-    t_rollout: float = 0.0
-    t_comm: float = 0.0
-    waited: Mapping[str, float] = {}  # seconds, by the role that it waited for
-    num_messages: int = 0
-    num_bytes: int = 0
-    num_restarts: int = 0  # environment processes replaced since the start of the run
 
 
 class Closeable(Protocol):

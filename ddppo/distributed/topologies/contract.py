@@ -89,6 +89,19 @@ class Layout:
         return next(role for role in self.roles if rank in role.ranks)
 
 
+class OwnPaceReport(NamedTuple):
+    """Activity of one actor at its own pace since its last report. Times in seconds, as in docs/metrics.md."""
+
+    num_steps: int = 0  # environment steps that the learner accepted
+    t_iter: float = 0.0
+    t_rollout: float = 0.0
+    t_comm: float = 0.0
+    waited: Mapping[str, float] = {}  # seconds, by the role that it waited for
+    num_messages: int = 0
+    num_bytes: int = 0
+    num_restarts: int = 0  # environment processes replaced since the start of the run
+
+
 class Sizes(NamedTuple):
     """The numbers from which a layout computes the sizes of its messages."""
 

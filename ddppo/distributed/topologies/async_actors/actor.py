@@ -11,14 +11,12 @@ from ddppo.collectives.peers import OwnPace, leave_word
 from ddppo.distributed.topologies.async_actors.connections import (
     END,
     REPLY_HEADER,
-    ROLLOUT_HEADER,
     ParameterReply,
     PeerConnection,
     ReplyHeader,
     RolloutHeader,
-    as_bytes,
     connect,
-    episode_rows,
+    send_rollout,
 )
 from ddppo.distributed.topologies.base import NO_UPDATE, Collected, RankContext, Topology
 from ddppo.envs.vec_env import VecEnv
@@ -92,15 +90,11 @@ class AsyncActor(Topology):
         seconds: tuple[float, float],
     ) -> None:
         """Send a rollout. The header counts the time and bytes since the last one, so those of this send come next."""
-        episodes = episode_rows(collected.episodes)
         t_iter, t_rollout = seconds
-        rollout = as_bytes(self._rollouts.pack(collected.rollout))
         header = RolloutHeader(
             number=self._number,
             version=version,
-            num_rollout_bytes=len(rollout),
             num_steps=collected.num_steps,
-            num_episodes=len(episodes),
             asks_to_stop=stop.requested,
             num_restarts=self._num_restarts(),
             num_sends=learner.num_sends,
@@ -111,7 +105,7 @@ class AsyncActor(Topology):
             t_comm=learner.moved_s,
         )
         learner.reset_counters()
-        learner.send(ROLLOUT_HEADER.pack(*header), rollout, episodes.tobytes())
+        send_rollout(learner, header, self._rollouts.pack(collected.rollout), collected.episodes)
 
     def _num_restarts(self) -> int:
         return int(self._context.restarts(self.env).get("dist/restarts", 0))

@@ -27,7 +27,7 @@ from ddppo.collectives.group import CollectiveTiming
 from ddppo.collectives.peers import OwnPace, in_words, leave_word
 from ddppo.config.settings import DistSettings
 from ddppo.distributed.gradient_sync import FlatParameters
-from ddppo.distributed.topologies.base import OwnPaceReport
+from ddppo.distributed.topologies.contract import OwnPaceReport
 from ddppo.errors import CollectiveError
 from ddppo.ppo.normalization import ObsNormalizer
 from ddppo.ppo.rollout import FinishedEpisode
@@ -184,17 +184,17 @@ class RolloutHeader(NamedTuple):
 
     number: int  # of the rollout; the noise of its actions follows from it
     version: int  # number of updates behind the parameters that acted
-    num_rollout_bytes: int  # of the rollout, which follows
     num_steps: int  # environment steps
-    num_episodes: int  # finished episodes that follow the rollout
-    asks_to_stop: int  # 1 if the actor received a stop signal
-    num_restarts: int  # environment processes replaced since the start of the run
-    num_sends: int
-    num_bytes: int
-    t_iter: float
-    t_rollout: float
-    t_wait: float  # waiting for the learner
-    t_comm: float
+    num_rollout_bytes: int = 0  # of the rollout, which follows; `send_rollout` sets both
+    num_episodes: int = 0  # finished episodes, which follow the rollout
+    asks_to_stop: int = 0  # 1 if the actor received a stop signal
+    num_restarts: int = 0  # environment processes replaced since the start of the run
+    num_sends: int = 0
+    num_bytes: int = 0
+    t_iter: float = 0.0
+    t_rollout: float = 0.0
+    t_wait: float = 0.0  # waiting for the learner
+    t_comm: float = 0.0
 
 
 class ReplyHeader(NamedTuple):
@@ -220,6 +220,17 @@ def episode_rows(episodes: list[FinishedEpisode]) -> np.ndarray:
     """Return episodes as rows (step, environment, return, length), `[n, 4]`."""
     rows = [(e.step, e.env_index, e.episode_return, e.length) for e in episodes]
     return np.array(rows, np.float64).reshape(len(rows), _EPISODE_NUMBERS)
+
+
+def send_rollout(
+    connection: PeerConnection,
+    header: RolloutHeader,
+    rollout: torch.Tensor,  # as bytes (`RolloutMessage.pack`)
+    episodes: list[FinishedEpisode],
+) -> None:
+    rows = episode_rows(episodes)
+    header = header._replace(num_rollout_bytes=len(rollout), num_episodes=len(rows))
+    connection.send(ROLLOUT_HEADER.pack(*header), as_bytes(rollout), rows.tobytes())
 
 
 def receive_episodes(connection: PeerConnection, number: int) -> list[FinishedEpisode]:

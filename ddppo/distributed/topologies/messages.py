@@ -1,9 +1,8 @@
-"""Rollouts as bytes: one message from each rank that acts, and the rollouts of several ranks side by side as one.
+"""Rollouts and parameters as one flat message each, because every collective costs a wait.
 
 `RolloutMessage` packs any rollout, of PPO or of an algorithm of its own, with all fields that it has. A message says
-what is in it, so its receiver need not know the algorithm. `RolloutGather` brings the messages of a group to its root.
-
-One flat message for each rollout, because every collective costs a wait, and a rollout has a dozen tensors.
+what is in it, so its receiver need not know the algorithm. `RolloutGather` brings the messages of a group to its root,
+and puts the rollouts side by side as one. `ParameterMessage` brings the parameters back.
 """
 
 import json
@@ -16,6 +15,8 @@ from typing import Any
 import torch
 
 from ddppo.collectives.group import Group
+from ddppo.distributed.gradient_sync import FlatParameters
+from ddppo.ppo.normalization import ObsNormalizer
 from ddppo.ppo.rollout import Rollout, Transitions
 
 _ALIGN = 8  # bytes; every array starts at a multiple, so that it can be viewed in its own type
@@ -224,3 +225,33 @@ class RolloutGather:
             return None
         sent = [row[:size] for row, size in zip(messages, self._sizes, strict=True) if size]
         return self._message.unpack(sent, device)
+
+
+# -- Parameters.
+
+
+class ParameterMessage:
+    """Everything that a rank acts with: parameters, and the moments that normalise observations.
+
+    Parameters without a part in acting stay with the learner: those outside of `Algorithm.synchronised`.
+    """
+
+    def __init__(
+        self,
+        parameters: FlatParameters,
+        normalizer: ObsNormalizer | None,
+        prefixes: Sequence[str] = ("",),  # of the parameters that act
+    ) -> None:
+        self._slices = [parameters.vector.data[start:end] for start, end in parameters.slices(prefixes)]
+        self._normalizer = normalizer
+
+    def broadcast(self, group: Group) -> None:
+        """Replace the parameters and moments of all ranks by rank 0's."""
+        if len(self._slices) == 1:
+            group.broadcast_(self._slices[0])
+        else:
+            flat = group.broadcast_(torch.cat(self._slices))
+            for own, sent in zip(self._slices, flat.split([len(x) for x in self._slices]), strict=True):
+                own.copy_(sent)
+        if self._normalizer is not None:
+            self._normalizer.load(group.broadcast_(self._normalizer.state.clone()))
