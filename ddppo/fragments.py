@@ -1,4 +1,9 @@
-"""The command `python -m ddppo.fragments`: draw which ranks step, act and learn in a topology, and their messages."""
+"""The command `python -m ddppo.fragments`: how a topology shares the work among ranks, as a picture or as programs.
+
+The picture shows which ranks step, act and learn, and their messages. With `out=<folder>` the command writes programs
+instead: one for each role, from the templates in ddppo/templates/fragments. They train as ddppo.train does, without
+evaluations and checkpoints, and are what a topology of one's own can start from (docs/guide/topology.md).
+"""
 
 import sys
 from dataclasses import dataclass
@@ -17,13 +22,21 @@ from ddppo.options import door, parse, parted
 _USAGE = """python -m ddppo.fragments [settings of ddppo.train] [key=value ...]
 python -m ddppo.fragments distributed=sync_actors dist.world_size=5
 python -m ddppo.fragments distributed=env_workers dist.world_size=5 format=mermaid
-python -m ddppo.fragments distributed=ddp dist.world_size=4 format=svg out=ddp.svg"""
+python -m ddppo.fragments distributed=ddp dist.world_size=4 format=svg out=ddp.svg
+python -m ddppo.fragments env=cartpole distributed=sync_actors dist.world_size=5 out=programs"""
 
 
 @dataclass(slots=True)
 class FragmentsConfig:
-    format: str = setting("text", "format of the graph", choices=("text", "mermaid", "svg"))
-    out: str | None = setting(None, "file for the graph; null prints it")
+    format: str | None = setting(
+        None,
+        "format of the picture; null is text without out=, and programs with it",
+        choices=("text", "mermaid", "svg"),
+    )
+    out: str | None = setting(
+        None,
+        "with format=, a file for the picture; without it, a new folder for programs; null prints the picture",
+    )
 
 
 @door()
@@ -32,13 +45,22 @@ def main() -> None:
     arguments, overrides = parted(FragmentsConfig, sys.argv[1:])
     options = parse(FragmentsConfig, arguments, usage=_USAGE)
     config = composed(overrides)
+    if options.out is not None and options.format is None:
+        from ddppo.distributed.topologies.programs import check_folder, write_programs
+
+        folder = Path(options.out)
+        check_folder(folder)
+        for path in write_programs(config, fragments(config), folder, overrides):
+            print(path)
+        print(f"\nsh {folder / 'run.sh'}    # starts all {config.dist.world_size} ranks")
+        return
     title = f"{config.dist.topology}, W={config.dist.world_size}, {config.env.id}"
     layout = fragments(config)
     graph = {
         "text": lambda: as_text(layout, f"{title}: {find(config.dist.topology).meaning}"),
         "mermaid": lambda: as_mermaid(layout),
         "svg": lambda: as_svg(layout, title),
-    }[options.format]()
+    }[options.format or "text"]()
     if options.out is None:
         print(graph)
         return
@@ -51,26 +73,30 @@ def fragments(config: Config) -> Layout:
     import numpy as np
     import torch
 
+    from ddppo.algorithms.build import build_networks
     from ddppo.envs.probing.probe import probe
     from ddppo.launch.checks import check
-    from ddppo.models.build import build_model
     from ddppo.spaces import leaves
 
     # The sizes of messages follow from the task's spaces, the model's parameters and the batch.
     check(config)
     spec, shape = probe(config.env), batch_shape(config)
-    model = build_model(spec, config.model, config.seed, getattr(torch, config.dtype))
+    model = build_networks(config, spec)
     number = getattr(torch, config.dtype).itemsize
-    action = number if spec.action.kind == "box" else 8
-    for size in spec.action.shape:
-        action *= size
     mask = spec.mask_size or 0
+    if spec.is_text:  # a step is a token, an int64; the task itself returns characters
+        obs = action = 8
+        raw_obs = sum(leaf.size for leaf in leaves(spec.obs))
+    else:
+        obs = mask + sum(leaf.size * (number if leaf.is_float else 1) for leaf in leaves(spec.obs))
+        raw_obs = mask + sum(leaf.size * np.dtype(leaf.dtype).itemsize for leaf in leaves(spec.obs))
+        action = (number if spec.action.kind == "box" else 8) * int(np.prod(spec.action.shape))
     sizes = Sizes(
         num_envs=shape.num_envs,
         rollout_steps=shape.rollout_steps,
         num_gradients=shape.num_epochs * shape.num_minibatches,
-        obs_bytes=mask + sum(leaf.size * (number if leaf.is_float else 1) for leaf in leaves(spec.obs)),
-        raw_obs_bytes=mask + sum(leaf.size * np.dtype(leaf.dtype).itemsize for leaf in leaves(spec.obs)),
+        obs_bytes=obs,
+        raw_obs_bytes=raw_obs,
         action_bytes=action,
         parameter_bytes=number * sum(p.numel() for p in model.parameters()),
         float_bytes=number,

@@ -1,0 +1,93 @@
+"""learner: {{ ranks.learner }} of {{ world_size }}. It learns from the rollouts of all actors.
+
+{{ made_by }}
+
+An iteration, in this order (actor.py is the other side):
+
+    barrier           the slowest rollout ends this wait
+    <- rollouts       {{ messages.rollout }}
+    learn             from all of them; nothing travels
+    -> parameters     {{ messages.parameters }}
+    report            gather, 24 bytes: steps, episodes, sum of returns
+"""
+
+import torch
+from run_settings import CONFIG, SEED, SHAPE, TOTAL_STEPS, T
+
+from ddppo.algorithms.build import build_networks, make_algorithm
+from ddppo.algorithms.grpo import GrpoLearner
+from ddppo.algorithms.learner import AlgorithmLearner
+from ddppo.collectives.group import Group
+from ddppo.distributed.gradient_sync import FlatParameters, FlatSync
+from ddppo.distributed.join import join, leave
+from ddppo.distributed.topologies.messages import ParameterMessage, RolloutGather, RolloutMessage
+from ddppo.envs.probing.probe import probe
+from ddppo.models.recurrent import Core
+from ddppo.ppo.cpp.learner import CppGae, CppStep
+from ddppo.ppo.cpp.network import CppNetwork
+from ddppo.ppo.learner import Learner, Normalizers
+from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer
+
+# 1. Join: torchrun has started {{ world_size }} processes of main.py, and this one is rank 0.
+group, device = join(CONFIG)
+
+# 2. The networks. {{ networks }}.
+spec, dtype = probe(CONFIG.env), getattr(torch, CONFIG.dtype)
+model = build_networks(CONFIG, spec).to(device)
+parameters = FlatParameters(model)  # one vector
+group.broadcast_(parameters.vector.data)  # rank 0 -> all, {{ parameter_bytes }}, once
+#: if algorithm
+algorithm = make_algorithm(CONFIG, spec, model)
+#: endif
+#: if recurrence_in_cpp
+for core in [module for module in model.modules() if isinstance(module, Core)]:
+    core.learns_in_cpp = True
+#: endif
+#: if normalize_obs
+obs_normalizer = ObsNormalizer(spec.obs, device, dtype)
+#: endif
+
+# 3. The learner. It is alone, so its gradients travel nowhere.
+alone = Group()
+normalizers = Normalizers({{ obs_normalizer }})
+#: if normalize_rewards
+num_envs = len(SHAPE.env_indices(group.rank))  # that this rank learns from
+normalizers.rewards = RewardNormalizer(num_envs, CONFIG.training.gamma, device)
+#: endif
+sync = FlatSync(model, parameters, alone)
+#: if algorithm
+learner = AlgorithmLearner(algorithm, CONFIG.training, SHAPE, sync, alone, normalizers, SEED)
+#: else
+learner = {{ learner_class }}(CONFIG.training, SHAPE, model, sync, alone, normalizers, SEED)
+#: endif
+#: if cpp
+# Gradients in C++, where this network is faster than in PyTorch.
+network = CppNetwork(model, spec, parameters.vector)
+learner.step = CppStep(network, CONFIG.training, learner.optimizer, alone)
+learner.estimator = CppGae(CONFIG.training, "clip")
+#: endif
+
+# 4. The messages: one flat vector each.
+rollouts = RolloutGather(group, {{ rollout_message }}, sizes_vary={{ sizes_vary }})
+wire = ParameterMessage(parameters, {{ obs_normalizer }}, {{ synchronised }})
+
+# 5. The loop.
+num_steps, k = 0, 0
+while num_steps < TOTAL_STEPS:
+    k, progress = k + 1, num_steps / TOTAL_STEPS
+    #: if algorithm
+    algorithm.progress = progress
+    #: endif
+    group.barrier()
+    rollout = rollouts.gather(None, device)  # <- every actor, {{ sizes.rollout }}
+    learner.update(rollout, k, progress)
+    wire.broadcast(group)  # -> every actor, {{ sizes.parameters }}
+    report = group.gather(torch.zeros(3, dtype=torch.float64)).sum(dim=0)  # all -> all, 24 bytes
+    steps, number, returns = report.tolist()
+    num_steps += int(steps)
+    print(f"iteration {k}: {num_steps} steps, mean return {returns / max(number, 1):.2f} of {number:g} episodes")
+
+# 6. The end.
+print(f"params_hash {parameters.digest()}")
+group.close()
+leave(0)
