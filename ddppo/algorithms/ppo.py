@@ -14,7 +14,7 @@ import torch
 
 from ddppo.algorithms.contract import Algorithm
 from ddppo.config.algorithm_settings import PPOSettings
-from ddppo.models.actor_critic import ActorCritic
+from ddppo.models.actor_critic import ActorCritic, Obs
 from ddppo.ppo.learner import Learner
 from ddppo.ppo.normalization import ObsNormalizer
 from ddppo.ppo.rollout import Rollout
@@ -49,7 +49,8 @@ def with_ratios(
     ratios then begin at 1, and these stand in front of them: Hilton et al. 2022, "Batch size-invariance for policy
     optimization", arXiv:2110.00641, which has a proximal policy beside the behaviour policy. Values of final
     observations, and of the successor of the last row, stay those of the acting parameters, because these observations
-    do not travel.
+    do not travel. A model with memory is unrolled from the states that the actor kept, as learning does: Kapturowski et
+    al. 2019, "Recurrent experience replay in distributed reinforcement learning", section 3, "stored state".
     """
     steps, num_old = len(rollout.rewards), int(is_old.sum())
     # Select the old environments, [T, E, ...] -> [T, old, ...], and normalise anew.
@@ -57,11 +58,17 @@ def with_ratios(
     obs = raw if normalizer is None else normalizer(raw)
     mask = None if rollout.action_mask is None else rollout.action_mask[:, is_old]
     actions = rollout.actions[:, is_old]
-    # Evaluate pi on [T * old] rows, some at a time.
+    # Evaluate pi: whole sequences of a model with memory, else [T * old] rows, some at a time.
     rows = zipped(each(lambda x: x.flatten(0, 1).split(_ROWS), obs))
     with model.unchanged():
-        evaluated = map(model.evaluate_actions, rows, actions.flatten(0, 1).split(_ROWS))
-        params, values = (torch.cat(x).unflatten(0, (steps, num_old)) for x in zip(*evaluated, strict=True))
+        if rollout.state is not None:
+            starts = rollout.episode_start[:, is_old]
+            params, values = _unrolled(model, obs, rollout.state[:, is_old], starts)
+        else:
+            evaluated = map(model.evaluate_actions, rows, actions.flatten(0, 1).split(_ROWS))
+            params, values = (
+                torch.cat(x).unflatten(0, (steps, num_old)) for x in zip(*evaluated, strict=True)
+            )
         state_values = values
         if model.values_are_of_actions:
             state_values = torch.cat(list(map(model.value, rows))).unflatten(0, (steps, num_old))
@@ -85,3 +92,22 @@ def with_ratios(
         next_values=put(rollout.next_values, next_values),
         ratios=put(torch.ones_like(rollout.logprobs), (logprobs - old_logprobs).exp()),
     )
+
+
+def _unrolled(
+    model: ActorCritic, obs: Obs, state: torch.Tensor, starts: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return action parameters `[T, E, P]` and values `[T, E]` of a model with memory.
+
+    obs `[T, E, *shape]`; state `[C, E, S]` before rows 0, T / C, ...; starts `[T, E]` bool, where episodes start.
+    """
+    num_sequences, num_envs, _ = state.shape
+
+    def in_sequences(x: torch.Tensor) -> torch.Tensor:  # [T, E, ...] -> [C, L, E, ...] -> [L, C * E, ...]
+        return x.unflatten(0, (num_sequences, -1)).transpose(0, 1).flatten(1, 2)
+
+    def in_rows(x: torch.Tensor) -> torch.Tensor:  # [L, C * E, ...] -> [L, C, E, ...] -> [T, E, ...]
+        return x.unflatten(1, (num_sequences, num_envs)).transpose(0, 1).flatten(0, 1)
+
+    params, values = model.unroll(each(in_sequences, obs), state.flatten(0, 1), in_sequences(starts))
+    return in_rows(params), in_rows(values)

@@ -209,7 +209,7 @@ def check_remembering(config: Config, shape: BatchShape, setting: str) -> None:
             f"{name}.sequence_length={length} with distributed=ddp_preempt, where rollouts end after any number of "
             "steps: leave it out, so that each is one sequence"
         )
-    num_sequences = shape.num_envs * (steps // length if length else 1)
+    num_sequences = (shape.batch_envs or shape.num_envs) * (steps // length if length else 1)
     if shape.num_minibatches > num_sequences:
         raise ConfigError(
             f"{name}.num_minibatches={shape.num_minibatches} with {setting}: a minibatch consists of whole sequences, "

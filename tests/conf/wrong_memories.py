@@ -11,7 +11,9 @@ LINES = {
     "model.memory_layers=2": "model.memory_layers=2 has no effect with model.memory=none",
     "model=gnn model.memory=gru": "no setting model.memory with model.name=gnn: it is of model=mlp or cnn",
     "model=gru model.memory=gur": "must be one of none, lstm, gru (did you mean gru",
-    "model=lstm distributed=async_actors dist.world_size=3": "keeps no state of a policy with memory",
+    "model=lstm distributed=async_actors dist.world_size=3 ppo.rollouts_per_update=1 ppo.num_minibatches=5": (
+        "a minibatch consists of whole sequences, and there are 4"
+    ),
     "model=lstm distributed=device": "distributed=device with model.memory=lstm",
     "model=gru ppo=grpo": "ppo.algorithm=grpo with model.memory=gru: use ppo.algorithm=ppo",
     "model.name=tests.unit.remembering:Counter ppo.num_minibatches=9": "a minibatch consists of whole sequences",

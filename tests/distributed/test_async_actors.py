@@ -101,6 +101,24 @@ def test_with_max_lag_0_it_learns_what_sync_actors_learns(ran):
     assert told(ran("async"), "user/transitions") == [256] * ITERATIONS
 
 
+def test_so_it_does_with_memory_in_sequences_whose_states_the_actors_kept(ran):
+    how = [*TINY, *SIZES, "env=pendulum", "env.max_episode_steps=20", "model=gru", "ppo.sequence_length=8"]
+    how += ["dtype=float64", "dist.world_size=3"]
+    a = state(ran("sync with memory", *how, "distributed=sync_actors"))
+    b = state(ran("async with memory", *how, "distributed=async_actors", "dist.max_lag=0"))
+    assert largest_difference(a["model"], b["model"]) <= 1e-10
+    assert a["window"] == b["window"] != []
+
+
+@pytest.mark.slow
+def test_old_rollouts_of_a_policy_with_memory_are_corrected(ran):
+    sizes = ["env=tmaze", "model=gru", "model.memory_size=8", "env.num_envs=8", "ppo.rollout_steps=16"]
+    how = ["ppo.num_minibatches=2", "ppo.sequence_length=8", "ppo.total_steps=3000", "dist.correction=vtrace"]
+    folder = ran("old with memory", *ASYNC, *sizes, *how, "ppo.rollouts_per_update=1")
+    assert max(of_learner(folder, "dist/lag_max")) >= 1
+    assert summary(folder)["env_steps"] >= 3000
+
+
 def test_actors_of_3_3_and_2_environments_are_within_the_lag_and_an_update_learns_from_all_that_came(ran):
     sizes = ["env=cartpole", "env.num_envs=8", "ppo.rollout_steps=32", "ppo.total_steps=6000"]
     folder = ran("unequal", *ASYNC, *sizes, "ppo.normalize_rewards=true", "dist.max_lag=1")

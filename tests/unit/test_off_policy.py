@@ -76,3 +76,47 @@ def test_observations_are_normalised_by_the_moments_of_now():
     torch.testing.assert_close(found.obs[:, ~IS_OLD], rollout.obs[:, ~IS_OLD])
     assert not found.ratios[:, IS_OLD].eq(1).any()
     assert found.ratios[:, ~IS_OLD].eq(1).all()
+
+
+def remembered(by, states):
+    """The same rollout by a model with memory, in two sequences of 3 rows that begin with `states` `[2, E, S]`.
+
+    Computed step by step; an episode ends in environment 1, row 1.
+    """
+    obs = torch.randn(6, ENVS, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    starts = torch.zeros(6, ENVS, dtype=torch.bool)
+    starts[2, 1] = True
+    rows, memory = [], states[0]
+    for t in range(6):
+        memory = states[t // 3] if t % 3 == 0 else memory
+        memory = torch.where(starts[t, :, None], 0.0, memory)
+        params, values, memory = by.step(obs[t], memory)
+        rows.append((params, values))
+    params, values = map(torch.stack, zip(*rows, strict=True))
+    actions, never = (torch.arange(6 * ENVS) % 2).reshape(6, ENVS), torch.zeros(6, ENVS, dtype=torch.bool)
+    return Rollout(
+        obs=obs, actions=actions, logprobs=action_distribution(SPEC.action, params, None).log_prob(actions),
+        values=values, next_values=values, rewards=torch.ones(6, ENVS, dtype=torch.float64), terminated=never,
+        truncated=never, valid=~never, episode_start=starts, action_mask=None, raw_obs=obs, state=states,
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def test_a_model_with_memory_is_unrolled_from_the_states_that_the_actor_kept():
+    before, now = (
+        build_model(
+            SPEC, settings_of("model", hidden_sizes=[8], memory="gru", memory_size=4), seed, torch.float64
+        )
+        for seed in (1, 2)
+    )
+    states = torch.randn(
+        2, ENVS, now.state_size, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
+    rollout, fresh = remembered(before, states), remembered(now, states)
+    found = with_ratios(rollout, IS_OLD, now, None)
+    for name in ("logprobs", "values"):
+        expected = torch.where(IS_OLD, getattr(fresh, name), getattr(rollout, name))
+        torch.testing.assert_close(getattr(found, name), expected)
+    torch.testing.assert_close(
+        found.ratios, torch.where(IS_OLD, (fresh.logprobs - rollout.logprobs).exp(), 1.0)
+    )

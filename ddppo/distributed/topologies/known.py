@@ -245,10 +245,6 @@ TOPOLOGIES = {
             least_ranks=2,
             settings=f"{_HERE}.settings:AsyncActorsSettings",
             own_pace=True,
-            cannot={
-                "memory": "the learner computes the values and probabilities of old rollouts anew, and keeps no state "
-                "of a policy with memory for it: use distributed=sync_actors",
-            },
         ),
         TopologySpec(
             "multi_learner",
