@@ -73,7 +73,8 @@ def fragments(config: Config) -> Layout:
     import numpy as np
     import torch
 
-    from ddppo.algorithms.build import build_networks
+    from ddppo.algorithms.build import algorithm_class, build_networks
+    from ddppo.distributed.gradient_sync import FlatParameters
     from ddppo.envs.probing.probe import probe
     from ddppo.launch.checks import check
     from ddppo.spaces import leaves
@@ -81,7 +82,8 @@ def fragments(config: Config) -> Layout:
     # The sizes of messages follow from the task's spaces, the model's parameters and the batch.
     check(config)
     spec, shape = probe(config.env), batch_shape(config)
-    model = build_networks(config, spec)
+    model, kind = build_networks(config, spec), algorithm_class(config)
+    acting = FlatParameters(model).slices(kind.synchronised)
     number = getattr(torch, config.dtype).itemsize
     mask = spec.mask_size or 0
     if spec.is_text:  # a step is a token, an int64; the task itself returns characters
@@ -102,6 +104,8 @@ def fragments(config: Config) -> Layout:
         float_bytes=number,
         num_learners=getattr(config.dist, "num_learners", None),
         env_shares=tuple(getattr(config.dist, "env_shares", ())),
+        acting_bytes=number * sum(end - start for start, end in acting),
+        step_numbers=4 if kind.learner_class is not None else 1,  # PPO and GRPO, or others
     )
     return find(config.dist.topology).of(config.dist.world_size, sizes)
 

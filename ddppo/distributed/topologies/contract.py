@@ -111,10 +111,14 @@ class Sizes(NamedTuple):
     obs_bytes: int  # one observation as the model receives it, with its action mask
     raw_obs_bytes: int  # one observation as the task returns it, with its action mask
     action_bytes: int
-    parameter_bytes: int  # all parameters of the model
+    parameter_bytes: int  # all parameters, or their gradient
     float_bytes: int  # one number of config.dtype
     num_learners: int | None = None  # dist.num_learners, for topologies that have this setting
     env_shares: tuple[int, ...] = ()  # dist.env_shares, likewise
+    acting_bytes: int | None = None  # the parameters that acting needs; None: all of them
+    step_numbers: int = (
+        4  # of a step in a rollout: log-probability, value, next value and reward, or the reward alone
+    )
 
 
 # Kinds of work that ask more of a topology than T steps of every environment, and what they ask.

@@ -77,7 +77,7 @@ def _learners_with_actors(world_size: int, num_learners: int, sizes: Sizes) -> L
     )  # fmt: skip
     messages = [
         Message("rollout", "actor", "learner", "gather", 1, rollout_bytes(len(actors), sizes)),
-        Message("parameters", "learner", "actor", "broadcast", 1, sizes.parameter_bytes),
+        Message("parameters", "learner", "actor", "broadcast", 1, acting_bytes(sizes)),
     ]
     if num_learners > 1:
         messages.append(
@@ -87,10 +87,15 @@ def _learners_with_actors(world_size: int, num_learners: int, sizes: Sizes) -> L
 
 
 def rollout_bytes(num_actors: int, sizes: Sizes) -> int:
-    """Return the bytes of one actor's rollout; an actor with fewer environments than another one pads its own."""
-    samples = -(-sizes.num_envs // num_actors) * sizes.rollout_steps
-    # A sample is an observation, an action, four numbers (logprob, value, next value, reward) and four flags.
-    return samples * (sizes.obs_bytes + sizes.action_bytes + 4 * sizes.float_bytes + 4)
+    """Return the bytes of one actor's rollout; the largest one if shares are unequal."""
+    steps = -(-sizes.num_envs // num_actors) * sizes.rollout_steps
+    # A step is an observation, an action, some numbers and four flags.
+    return steps * (sizes.obs_bytes + sizes.action_bytes + sizes.step_numbers * sizes.float_bytes + 4)
+
+
+def acting_bytes(sizes: Sizes) -> int:
+    """Return the bytes of the parameters that an actor needs."""
+    return sizes.parameter_bytes if sizes.acting_bytes is None else sizes.acting_bytes
 
 
 # -- async_actors: one learner, and actors at their own pace.
@@ -115,7 +120,7 @@ def _async_actors(world_size: int, sizes: Sizes) -> Layout:
         (learner, actor),
         (
             Message("rollout", "actor", "learner", "send", 1, rollout_bytes(len(actors), sizes)),
-            Message("parameters", "learner", "actor", "send", len(actors), sizes.parameter_bytes),
+            Message("parameters", "learner", "actor", "send", len(actors), acting_bytes(sizes)),
         ),
     )
 
