@@ -75,9 +75,3 @@ class PPOByContract(Algorithm):
             loss = policy_loss + settings.value_coef * value_loss - settings.entropy_coef * entropy
             step(loss, num_valid)
         return {}
-
-
-class OnPolicy(PPOByContract):
-    """The same, from rollouts of the present parameters alone."""
-
-    max_lag = 0
