@@ -126,15 +126,30 @@ def _apply_with_variants(overrides: list[Override], cfg: DictConfig) -> None:
 
     The presets are merged into `cfg` by then, so the variant is known.
     """
+    overrides = _for_run(overrides, cfg)
     given = {each.key_or_group: each.value() for each in overrides if not each.is_delete()}
+    added = [each.key_or_group for each in overrides if each.is_force_add()]
     for section in SECTIONS_WITH_VARIANTS:
         if section in cfg:
-            _fix_variant(section, cfg, given)
-    if "algorithm" in cfg and not _is_sweep(given):
+            _fix_variant(section, cfg, given, added)
+    if "algorithm" in cfg:
         _leave_out_ppo(cfg, [key for key in given if key.startswith("ppo.")])
     for override in overrides:
         _write_out(override, cfg)
     _apply(overrides, cfg)
+
+
+def _for_run(overrides: list[Override], cfg: DictConfig) -> list[Override]:
+    """Return the settings of the command line without those of other algorithms in a sweep over several.
+
+    In such a sweep launch/arguments.py writes ++ in front of ppo.* and algorithm.*. Settings of ppo.* are then for the
+    runs of PPO and GRPO alone, and those of algorithm.* for the others.
+    """
+    name = next((each.value() for each in overrides if each.key_or_group == "algorithm.name"), None)
+    if name is None:
+        name = OmegaConf.select(cfg, "algorithm.name")
+    other = "algorithm." if name in (None, PPO) else "ppo."
+    return [each for each in overrides if not (each.is_force_add() and each.key_or_group.startswith(other))]
 
 
 _TOO_LARGE = 2.0**63  # for any whole number
@@ -148,11 +163,6 @@ def _write_out(override: Override, cfg: DictConfig) -> None:
         kind = settings_class(section, variant_of(section, cfg[section]))
         if any(item.name == key and is_integer(item.type) for item in fields(kind)):
             override._value = int(value)
-
-
-def _is_sweep(given: dict[str, Any]) -> bool:
-    """Return whether Hydra composes a sweep, and not yet one of its runs."""
-    return str(given.get("hydra.mode")) == "MULTIRUN"
 
 
 def _leave_out_ppo(cfg: DictConfig, keys: list[str]) -> None:
@@ -170,8 +180,12 @@ def _leave_out_ppo(cfg: DictConfig, keys: list[str]) -> None:
     OmegaConf.set_struct(cfg, True)
 
 
-def _fix_variant(section: str, cfg: DictConfig, given: dict[str, Any]) -> None:
-    """Replace a section in `cfg` by one of its variant's dataclass. given: the settings of the command line, by key.
+def _fix_variant(section: str, cfg: DictConfig, given: dict[str, Any], added: list[str]) -> None:
+    """Replace a section in `cfg` by one of its variant's dataclass.
+
+    Args:
+        given: the settings of the command line, by key.
+        added: keys of those that ++ adds.
 
     Raises ConfigError for a key that the variant lacks.
     """
@@ -191,8 +205,9 @@ def _fix_variant(section: str, cfg: DictConfig, given: dict[str, Any]) -> None:
     # 2. A sweep may run over variants. Then keys of any variant pass here, and each run checks its own.
     name = variant_of(section, values)
     foreign: list[str] = []
-    if _is_sweep(given):
+    if str(given.get("hydra.mode")) == "MULTIRUN":
         foreign = [key for key in {*values, *keys} if owners_of(section, key)]
+        foreign += [key for key in keys if f"{section}.{key}" in added]
     # 3. The section with exactly these keys.
     cfg[section] = structured(section, values, also=foreign)
     check_keys(section, name, [key for key in keys if key not in foreign])
@@ -292,12 +307,13 @@ def training_section_of(settings: Sequence[str]) -> str:
 
 
 def check_algorithm(values: Mapping[str, str]) -> None:
-    """Refuse a preset of ppo if no run of the command line trains with PPO or GRPO. Raises ConfigError."""
+    """Refuse presets and settings of ppo if no run of the command line trains with PPO or GRPO. Raises ConfigError."""
     names = algorithms(values)
     if not names or PPO in names or "resume" in values:
         return
-    if "ppo" in values:
-        raise ConfigError(no_ppo_with(names[0], f"ppo={values['ppo']}"))
+    for key, value in values.items():
+        if key == "ppo" or key.startswith("ppo."):
+            raise ConfigError(no_ppo_with(names[0], f"ppo={value}" if key == "ppo" else key))
     # An experiment that sets PPO up is a study of PPO.
     experiment = values.get("experiment", "null")
     path = presets("experiment").get(experiment)

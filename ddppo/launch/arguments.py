@@ -21,7 +21,16 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from ddppo.config import rules, stored
-from ddppo.config.compose import check_algorithm, conf_dir, in_full, is_schema, presets, register, schemas
+from ddppo.config.compose import (
+    algorithms,
+    check_algorithm,
+    conf_dir,
+    in_full,
+    is_schema,
+    presets,
+    register,
+    schemas,
+)
 from ddppo.config.fields import in_words, is_integer, is_truth, near, setting_types, written_out
 from ddppo.config.help import setting_names, unknown_setting
 from ddppo.config.settings import SECTIONS, Config, config_class, sections
@@ -65,6 +74,8 @@ def prepared_arguments(arguments: list[str]) -> list[str]:
     if launcher():
         added += _settings_of_launcher(values)
     # 5. Write each setting as Hydra's grammar needs it.
+    if len(set(algorithms(values))) > 1:
+        settings = [_of_several(setting) for setting in settings]
     return [*flags, *map(_in_grammar, settings), *added]
 
 
@@ -398,6 +409,12 @@ def _in_grammar(argument: str) -> str:
         return f"{key}={written_out(value)}"
     mappings = tuple(f"{name}{end}" for name in (*_MAPPINGS, *mappings_of_plugins()) for end in "=.")
     return f"++{argument}" if argument.startswith(mappings) else argument
+
+
+def _of_several(argument: str) -> str:
+    """Return a setting of an algorithm with ++ in front, for a sweep over several of them (compose._for_run)."""
+    is_own = argument.startswith(("algorithm.", "ppo.")) and not argument.startswith("algorithm.name=")
+    return f"++{argument}" if is_own else argument
 
 
 def _is_one_path(value: str) -> bool:
