@@ -43,7 +43,8 @@ def learned(tmp_path_factory):
     def of(*arguments):
         if arguments not in done:
             folder = tmp_path_factory.mktemp("run") / "run"
-            result = door(*TINY, *SIZES, "dtype=float64", *arguments, run_dir=folder)
+            sizes = [] if "algorithm=dqn" in arguments else SIZES  # which are settings of PPO
+            result = door(*TINY, *sizes, "dtype=float64", *arguments, run_dir=folder)
             assert result.code == 0, result.stderr
             done[arguments] = folder
         return done[arguments]
@@ -106,6 +107,32 @@ def test_so_it_is_with_memory(learned, name):
         "ppo.sequence_length=8",
     ]
     assert_same_learning(learned(*gru, "distributed=single"), learned(*gru, *spread(name)))
+
+
+ALGORITHMS = {
+    "grpo": ["ppo=grpo", "ppo.group_size=4", "ppo.rollout_steps=40", "ppo.total_steps=700"],
+    "dqn": ["algorithm=dqn", "env.num_envs=8", "algorithm.total_steps=1200"],
+}
+
+
+@pytest.mark.quick_cases("grpo-sync_actors 4", "dqn-multi_learner 5")
+@pytest.mark.parametrize(
+    "name", ["ddp 3", "sync_actors 4", "multi_learner 5", "env_workers 4", "central_inference 3"]
+)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_so_it_is_by_other_algorithms(learned, algorithm, name):
+    how = ["env=cartpole", *ALGORITHMS[algorithm]]
+    folders = learned(*how, "distributed=single"), learned(*how, *spread(name))
+    a, b = (torch.load(folder / "checkpoints" / last(folder), weights_only=True) for folder in folders)
+    assert a["iteration"] == b["iteration"] >= 3
+    assert a["env_steps"] == b["env_steps"]
+    assert largest_difference(a["model"], b["model"]) <= 1e-10
+    assert a["window"] == [pytest.approx(episode, rel=1e-9) for episode in b["window"]]
+    assert a["window"]
+
+
+def last(folder):
+    return max(path.name for path in (folder / "checkpoints").glob("iteration_*.pt"))
 
 
 def test_advantages_normalised_by_each_rank_alone_are_learned_from_too(learned):
