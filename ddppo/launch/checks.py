@@ -23,6 +23,7 @@ from ddppo.distributed.topologies.known import find
 from ddppo.envs.probing.dry_run import dry_run
 from ddppo.envs.probing.suitability import on_spaces
 from ddppo.errors import ConfigError
+from ddppo.launch.torchrun import launcher
 from ddppo.loop import env_states as environments
 from ddppo.loop import replay_state
 from ddppo.loop.build import eval_ranks_of, topology_of, warning_of_initial
@@ -256,8 +257,9 @@ def check_machine(config: Config, local_world_size: int) -> str | None:
         local_world_size = min(local_world_size, num_players)
     if local_world_size == 1 or local_world_size <= has:
         return None
-    is_all = local_world_size == config.dist.world_size
-    named = "dist.world_size" if is_all else "nproc-per-node"  # torchrun's word
+    named = "nproc-per-node" if launcher() == "torchrun" else "LOCAL_WORLD_SIZE"
+    if local_world_size == config.dist.world_size:
+        named = "dist.world_size"
     shared = f"{named}={local_world_size} exceeds this machine's {has} {noun}"
     if config.dist.oversubscribe == "refuse":
         raise ConfigError(

@@ -7,8 +7,10 @@ import sys
 
 import pytest
 
+from ddppo.config.settings import Config, DistSettings
 from ddppo.distributed import join, network
 from ddppo.errors import CollectiveError, ConfigError, first_sentence
+from ddppo.launch import checks
 from ddppo.launch.mpi import copy_of, refusal, variables_of_rank
 from ddppo.launch.rank import _timeout_s
 from ddppo.launch.torchrun import check_launcher, contradiction, launcher
@@ -278,6 +280,26 @@ def test_torchrun_under_another_launcher_is_torchrun(monkeypatch, others):
     assert launcher() == "torchrun"
     assert "DDPPO_LAUNCHER" not in os.environ
     assert {name: os.environ[name] for name in given} == given
+
+
+@pytest.mark.parametrize(
+    ("started", "local_world_size", "named"),
+    [
+        ({}, 4, "dist.world_size=4"),
+        ({"RANK": "0", "TORCHELASTIC_RUN_ID": "none"}, 2, "nproc-per-node=2"),
+        ({"RANK": "0", "DDPPO_LAUNCHER": "mpirun"}, 2, "LOCAL_WORLD_SIZE=2"),
+        ({"RANK": "0", "DDPPO_LAUNCHER": "mpirun"}, 4, "dist.world_size=4"),
+    ],
+)
+def test_too_many_ranks_on_a_host_are_named_as_their_launcher_does(
+    monkeypatch, started, local_world_size, named
+):
+    for name, value in {"DDPPO_HOST_CORES": "1", **started}.items():
+        monkeypatch.setenv(name, value)
+    config = Config(device="cpu", dist=DistSettings(world_size=4))
+    assert checks.check_machine(config, local_world_size).startswith(
+        f"{named} exceeds this machine's 1 cores"
+    )
 
 
 def test_copies_of_a_program_that_calls_the_command_are_no_ranks(monkeypatch):
