@@ -8,14 +8,18 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
+from ddppo.algorithms.known import ALGORITHMS, algorithm_name
 from ddppo.config import rules
-from ddppo.config.compose import conf_dir, register
+from ddppo.config.algorithm_settings import AlgorithmChoice
+from ddppo.config.compose import conf_dir, presets, register
 from ddppo.config.model_settings import MlpSettings
-from ddppo.config.stored import _OF_ALL_VARIANTS, from_omegaconf, load_config, to_yaml
+from ddppo.config.stored import _OF_ALL_VARIANTS, from_omegaconf, in_effect, load_config, to_yaml
 from ddppo.config.variants import SECTIONS_WITH_VARIANTS, keys_of, known, settings_class
 from ddppo.domains.circuits.settings import GnnSettings
 from ddppo.errors import ConfigError
+from ddppo.launch.arguments import prepared_arguments
 from ddppo.plugins import added, imported
+from tests.conf.own_algorithms import ReinforceSettings
 
 OWN = """
 from dataclasses import dataclass, field
@@ -216,6 +220,103 @@ def test_every_setting_of_a_variant_has_a_meaning_and_a_default_of_before():
                     continue
 
                 assert item.name in before, (kind, item.name)
+
+
+REINFORCE = "tests.conf.own_algorithms:Reinforce"
+
+
+def test_an_algorithm_of_ones_own_has_the_settings_that_its_class_names(composed):
+    config = checked(composed(f"algorithm.name={REINFORCE}", "algorithm.total_steps=2e3", "env=acrobot"))
+    assert type(config.algorithm) is ReinforceSettings
+    assert config.training is config.algorithm
+    assert (config.training.total_steps, config.training.gamma) == (2000, 0.99)
+    assert (config.training.num_epochs, config.training.group_size, config.training.section) == (
+        1,
+        1,
+        "algorithm",
+    )
+    assert algorithm_name(config) == REINFORCE
+
+
+def test_ppo_and_grpo_train_with_the_settings_in_their_own_section(composed):
+    for line, name in (("algorithm=ppo", "ppo"), ("algorithm=grpo", "grpo"), ("ppo=grpo", "grpo")):
+        config = checked(composed(line))
+        assert config.training is config.ppo
+        assert (config.algorithm, algorithm_name(config), config.training.section) == (
+            AlgorithmChoice(),
+            name,
+            "ppo",
+        )
+    assert composed("algorithm=grpo") == composed("ppo=grpo")
+    assert composed("algorithm=grpo", "ppo=cartpole").ppo == composed("ppo=cartpole").ppo
+
+
+@pytest.mark.parametrize(
+    "line", [*(f"algorithm={name}" for name in ALGORITHMS), f"algorithm.name={REINFORCE}"]
+)
+def test_the_section_ppo_is_left_out_if_another_algorithm_trains(composed, tmp_path, line):
+    cfg = composed(line)
+    assert "ppo" not in cfg
+    config = from_omegaconf(cfg)
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(config))
+    assert "ppo" not in OmegaConf.load(path)
+    assert load_config(path) == config
+    assert not [key for key in in_effect(config) if key == "ppo"]
+
+
+def test_a_run_folder_without_the_section_algorithm_was_trained_by_ppo(composed, tmp_path):
+    path = tmp_path / "config.yaml"
+    stored = OmegaConf.create(to_yaml(checked(composed())))
+    del stored["algorithm"]
+    OmegaConf.save(stored, path)
+    assert algorithm_name(load_config(path)) == "ppo"
+
+
+def test_a_resumed_command_line_keeps_the_algorithm_of_the_run(composed, tmp_path):
+    (tmp_path / "config.yaml").write_text(to_yaml(from_omegaconf(composed(f"algorithm.name={REINFORCE}"))))
+    cfg = composed(f"resume={tmp_path}", "algorithm.total_steps=7e3")
+    assert (cfg.algorithm.name, cfg.algorithm.total_steps) == (REINFORCE, 7000)
+    with pytest.raises(ConfigError, match=r"ppo.total_steps has no effect with algorithm=tests"):
+        composed(f"resume={tmp_path}", "ppo.total_steps=7e3")
+
+
+def test_a_sweep_over_algorithms_gives_each_run_its_own_settings(composed):
+    # What launch/arguments.py makes of -m algorithm=ppo,dqn ppo.num_epochs=2 algorithm.n_step=2, run by run.
+    both = ("hydra.mode=MULTIRUN", "++ppo.num_epochs=2", "++algorithm.n_step=2")
+    assert checked(composed("algorithm=ppo", *both)).ppo.num_epochs == 2
+    dqn = composed("algorithm=dqn", *both)
+    assert dqn.algorithm.n_step == 2
+    assert "ppo" not in dqn
+    with pytest.raises(ConfigError, match=r"no setting algorithm.n_stp"):
+        checked(composed("algorithm=dqn", "hydra.mode=MULTIRUN", "++algorithm.n_stp=2"))
+    own = ("hydra.mode=MULTIRUN", "++algorithm.group_size=2")
+    assert composed("algorithm.name=tests.conf.own_algorithms:Groups", *own).algorithm.group_size == 2
+    with pytest.raises(ConfigError, match=r"no setting algorithm.group_size"):
+        checked(composed(f"algorithm.name={REINFORCE}", *own))
+
+
+@pytest.mark.parametrize(
+    ("line", "arguments"),
+    [
+        ("algorithm=my_pkg.algos:Reinforce", ["algorithm.name=my_pkg.algos:Reinforce"]),
+        ("-m algorithm=a.b:C,a.b:D algorithm.x=1", ["-m", "algorithm.name=a.b:C,a.b:D", "++algorithm.x=1"]),
+        ("-m algorithm=ppo,dqn ppo.gamma=.9", ["-m", "algorithm=ppo,dqn", "++ppo.gamma=.9"]),
+        ("-m algorithm=ppo,grpo ppo.gamma=.9", ["-m", "algorithm=ppo,grpo", "ppo.gamma=.9"]),
+        ("algorithm=dqn algorithm.capacity=1e4", ["algorithm=dqn", "algorithm.capacity=10000"]),
+    ],
+)
+def test_an_algorithm_on_the_command_line_is_a_preset_or_an_import_path(line, arguments):
+    assert prepared_arguments(line.split()) == arguments
+
+
+def test_every_algorithm_has_a_preset_and_is_named_in_the_help():
+    assert {*ALGORITHMS, "ppo", "grpo"} <= presets("algorithm").keys()
+    meaning = next(item for item in fields(AlgorithmChoice) if item.name == "name").metadata["meaning"]
+    for name, known_algorithm in ALGORITHMS.items():
+        assert name in meaning
+        assert settings_class("algorithm", name)().name == name
+        assert len(known_algorithm.meaning) > 15
 
 
 @pytest.mark.parametrize("name", list(added("models")))

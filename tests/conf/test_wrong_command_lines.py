@@ -38,7 +38,7 @@ def test_a_topology_that_cannot_be_is_a_sentence_with_its_remedy(playground, lin
 
 
 @pytest.mark.parametrize("line", OF_ALGORITHMS)
-def test_groups_that_cannot_be_are_a_sentence_with_its_remedy(playground, line):
+def test_algorithms_that_cannot_be_are_a_sentence_with_its_remedy(playground, line):
     faults, answer = playground.faults(Case("train", tuple(line.split()), ""))
     assert not faults, answer
     assert OF_ALGORITHMS[line] in answer

@@ -1,4 +1,6 @@
-"""Settings of groups of whole episodes that cannot be: command lines with what is said of them."""
+"""Algorithms and their settings that cannot be: command lines with what is said of them."""
+
+OWN = "tests.conf.own_algorithms"
 
 LINES = {
     "ppo=grpo ppo.group_size=3": "ppo.group_size=3 does not divide the 8 environments of all ranks",
@@ -18,4 +20,48 @@ LINES = {
     "ppo.algorithm=grpo ppo.gamma=0.98": "no setting ppo.gamma with ppo.algorithm=grpo: it is of ppo.algorithm=ppo",
     "ppo.kl_coef=0.1": "no setting ppo.kl_coef with ppo.algorithm=ppo: it is of ppo.algorithm=grpo",
     "ppo.group_size=4": "which is not a text task: use ppo=grpo, or leave it out",
+    # Settings of PPO with another algorithm.
+    "algorithm=dqn ppo.gamma=0.9": "ppo.gamma has no effect with algorithm=dqn, which has its settings in the section "
+    "algorithm: use algorithm.gamma",
+    "algorithm=dqn ppo.num_epochs=2": "has its settings in the section algorithm: it has name, total_steps, rollout_st",
+    "algorithm=dqn ppo=cartpole": "ppo=cartpole has no effect with algorithm=dqn",
+    "algorithm.name=dqn ppo=cartpole": "ppo=cartpole has no effect with algorithm=dqn",
+    "algorithm=dqn experiment=bench/w1": "experiment=bench/w1, which has settings of PPO: leave one of them out",
+    "-m algorithm=dqn,sac ppo.gamma=0.9": "ppo.gamma has no effect with algorithm=dqn",
+    "algorithm=dqn compile=on": "compile=on with algorithm=dqn: only PPO's step is compiled: use compile=auto",
+    "algorithm=dqn compile=torch": "compile=torch with algorithm=dqn: only PPO's step is compiled",
+    "algorithm=dqn distributed=device": "distributed=device with algorithm=dqn: its C++ computes PPO alone",
+    "algorithm=dqn dist.reduction=ordered": "algorithm=dqn with dist.reduction=ordered: only PPO is computed in shards",
+    "algorithm=dqn distributed=async_actors dist.correction=vtrace": "with algorithm=dqn: it corrects the advantages",
+    "algorithm=dqn model=lstm": "algorithm=dqn with model.memory=lstm: it takes no memory: use a model without",
+    "algorithm=dqn algorithm.rollouts_per_update=2": "rollouts_per_update=2 has no effect with distributed=ddp",
+    # Settings of another algorithm.
+    "algorithm=dqn algorithm.gama=0.9": "no setting algorithm.gama (did you mean algorithm.gamma?)",
+    "algorithm=dqn algorithm.tau=0.9": "no setting algorithm.tau with algorithm=dqn: it is of algorithm=sac",
+    "algorithm.tau=0.1": "no setting algorithm.tau with algorithm=ppo: it is of algorithm=sac",
+    "algorithm.gamma=0.9": "with algorithm=ppo, which has its settings in the section ppo: use ppo.gamma",
+    "algorithm.learning_rat=0.9": "in the section ppo (did you mean ppo.learning_rate or ppo.learning_rates?)",
+    "-m algorithm=ppo,grpo algorithm.gamma=0.9": "in the section ppo: use ppo.gamma",
+    # Names of algorithms, and classes of a user's own.
+    "algorithm=dqm": "(did you mean dqn?); one of your own goes by its import path, my_pkg.algos:Reinforce",
+    "algorithm.name=dqm": "nor an import path like my_pkg.algos:Reinforce (did you mean dqn?)",
+    "algorithm=null": "one of your own goes by its import path, my_pkg.algos:Reinforce",
+    "algorithm.name=grpo": "is the algorithm ppo with ppo.algorithm=grpo: use algorithm=grpo",
+    "ppo.algorithm=dqn": "must be one of ppo, grpo; any other algorithm is chosen by algorithm=dqn",
+    f"ppo.algorithm={OWN}:Reinforce": f"any other algorithm is chosen by algorithm={OWN}:Reinforce",
+    f"-m algorithm={OWN}:Reinforce,ppo": "runs over presets or over import paths: give a command for each",
+    "algorithm=no_such_pkg.algos:Reinforce": "cannot be imported: ModuleNotFoundError",
+    f"algorithm={OWN}:Nothing": "cannot be imported: AttributeError",
+    "algorithm=tests.conf.unimportable:Algorithm": "cannot be imported: ZeroDivisionError",
+    f"algorithm={OWN}:Wrong": "its settings_class must be a dataclass derived from ddppo.config.algorithm_settings",
+    f"algorithm={OWN}:Without": "must be a subclass of ddppo.algorithms.contract.Algorithm",
+    f"algorithm={OWN}:Odd": "OddSettings: settings are of types that YAML knows",
+    f"algorithm={OWN}:Reinforce ppo=default": f"ppo=default has no effect with algorithm={OWN}:Reinforce",
+    f"algorithm={OWN}:Reinforce algorithm.gama=0.9": "(did you mean algorithm.gamma?)",
+    f"algorithm={OWN}:Reinforce algorithm.gamma=2": "algorithm.gamma=2.0: must be at most 1",
+    f"algorithm={OWN}:Reinforce algorithm.gamma=0.5": "algorithm.gamma=0.5: must not be a half",
+    f"algorithm={OWN}:Reinforce algorithm.baseline=valu": "must be one of value, mean (did you mean value?)",
+    f"algorithm={OWN}:Reinforce algorithm.total_steps=2.5": "2.5 is not a whole number",
+    f"algorithm={OWN}:Reinforce algorithm.total_steps=1e99": "is not a whole number",
+    f"algorithm={OWN}:Reinforce algorithm.normalize_obs=3": "3 is not true or false",
 }

@@ -216,3 +216,15 @@ def test_importing_a_module_changes_no_signal_handler():
         [sys.executable, "-c", CHECK_SIGNALS, *core], cwd=CHECKOUT, capture_output=True, text=True
     )
     assert result.returncode == 0, result.stderr
+
+
+# Modules that read the section ppo: those of PPO and GRPO, and rules about the two.
+READS_PPO = (
+    *("config.algorithm_settings", "config.rank_rules", "config.rules", "config.settings", "config.stored"),
+    *("algorithms.known", "algorithms.task_sampler", "launch.checks", "loop.compute", "loop.rank"),
+)
+
+
+def test_code_for_every_algorithm_reads_the_settings_of_the_algorithm_that_trains():
+    readers = [module for module, path in MODULES.items() if re.search(r"config\.ppo\b", path.read_text())]
+    assert [module for module in readers if module not in READS_PPO and subject(module) != "ppo"] == []

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from ddppo import plugins
-from ddppo.config import compose
+from ddppo.config import compose, variants
 from ddppo.config.model_settings import ModelSettings
 from ddppo.config.settings import Config, EnvConfig
 from ddppo.errors import ConfigError
@@ -135,3 +135,29 @@ def test_the_cpp_of_a_task_s_or_model_s_package_is_compiled_before_ranks_start_o
     for name in ("own_net", "own_cpp.models:Net"):
         assert checks._compile_plugins(Config(env=other, model=ModelSettings(name=name))) == said
     assert checks._compile_plugins(Config(env=EnvConfig(id="own_cpp_other:Mine-v0"))) is None
+
+
+OWN_ALGORITHM = """
+from dataclasses import dataclass
+from ddppo.config.algorithm_settings import AlgorithmSettings
+from ddppo.config.fields import setting
+
+@dataclass
+class Settings(AlgorithmSettings):
+    tilt: float = setting(0.5, "how far it leans", low=0)
+
+class Leaning:
+    settings_class = Settings
+"""
+
+
+@pytest.mark.parametrize("named", [{}, {"settings": {"algorithm/own_leaning": "own_a.algos:Settings"}}])
+def test_a_package_may_bring_an_algorithm_with_its_settings(installed, named):
+    folder = installed(own_a=code(algorithms={"own_leaning": "own_a.algos:Leaning"}, **named))
+    (folder / "own_a" / "algos.py").write_text(OWN_ALGORITHM)
+    assert variants.algorithm_at("own_leaning").__name__ == "Leaning"
+    made = variants.settings_of("algorithm", name="own_leaning", tilt=0.25)
+    assert (made.name, made.tilt, made.total_steps) == ("own_leaning", 0.25, 100_000)
+    assert ("own_leaning" in variants.known("algorithm")) == bool(named)
+    with pytest.raises(ConfigError, match=r"no setting algorithm.tild \(did you mean algorithm.tilt\?\)"):
+        variants.settings_of("algorithm", name="own_leaning", tild=1)
