@@ -5,6 +5,7 @@ what is in it, so its receiver need not know the algorithm. `RolloutGather` brin
 and puts the rollouts side by side as one. `ParameterMessage` brings the parameters back.
 """
 
+import functools
 import json
 import math
 import struct
@@ -87,8 +88,9 @@ class RolloutMessage:
         # 3. Head and tensors.
         message = self.padded(end)
         message.numpy()[: _SIZE.size + len(head)] = memoryview(_SIZE.pack(len(head)) + head)
+        typed = _Typed(message)
         for a, start in zip(arrays, starts, strict=True):
-            _view(message, start, a.x.dtype, a.x.shape).copy_(a.x)
+            typed.view(start, a.x.dtype, a.x.shape).copy_(a.x)
         return message
 
     def padded(self, num_bytes: int) -> torch.Tensor:
@@ -102,12 +104,11 @@ class RolloutMessage:
     def unpack(self, messages: Sequence[torch.Tensor], device: torch.device) -> Any:
         """Return the rollouts of several ranks, one message each, as one, with environments in their order."""
         heads, parts = zip(*map(_read, messages), strict=True)
-        kind, flags = heads[0]
+        class_number, flags = heads[0]
         assert all(head == heads[0] for head in heads), heads
+        kind = _CLASSES[class_number]
         # Environments and rows of each rollout.
-        num_envs = [len(part["rewards", None].x[0]) for part in parts]
-        num_rows = [len(part["rewards", None].x) for part in parts]
-        rows = self._episode_rows or max(num_rows)
+        num_rows, num_envs = zip(*(part["rewards", None].x.shape for part in parts), strict=True)
 
         found: dict[str, Any] = {f.name: None for f in fields(kind) if f.name in _OPTIONAL}
         for name in dict.fromkeys(name for part in parts for name in part):
@@ -116,8 +117,8 @@ class RolloutMessage:
                 for k, part in enumerate(parts)
             ]
             any_part = next(part[name] for part in parts if name in part)
-            if any_part.has_time:
-                of_ranks = [_padded(x, rows, fill=name[0] == "action_mask") for x in of_ranks]
+            if self._episode_rows is not None and any_part.has_time:
+                of_ranks = [_padded(x, self._episode_rows, fill=name[0] == "action_mask") for x in of_ranks]
             if name[0] == "ends":  # columns count from the first environment of all
                 of_ranks = [x + torch.tensor([0, sum(num_envs[:k])]) for k, x in enumerate(of_ranks)]
             whole = torch.cat(of_ranks, dim=any_part.env_dimension).to(device)
@@ -151,20 +152,37 @@ _OPTIONAL = ("action_mask", "achieved", "last_obs", "last_mask", "final_obs", "e
 _Parts = dict[tuple[str, str | None], _Array]
 
 
-def _read(message: torch.Tensor) -> tuple[tuple[type, list[str]], _Parts]:
+def _read(message: torch.Tensor) -> tuple[tuple[int, list[str]], _Parts]:
     """Return class and flags of a rollout, and its tensors by field and key, as views of the message."""
-    (size,) = _SIZE.unpack(message[: _SIZE.size].numpy().tobytes())
-    kind, flags, described = json.loads(message[_SIZE.size : _SIZE.size + size].numpy().tobytes())
-    start, parts = _aligned(_SIZE.size + size), {}
+    content = message.numpy()
+    (size,) = _SIZE.unpack_from(content.data)
+    kind, flags, described = _described(content[_SIZE.size : _SIZE.size + size].tobytes())
+    start, parts, typed = _aligned(_SIZE.size + size), {}, _Typed(message)
     for field, key, type_number, shape in described:
-        x = _view(message, start, _TYPES[type_number], shape)
-        parts[field, key] = _Array(field, key, x)
-        start += _aligned(x.numel() * x.element_size())
-    return (_CLASSES[kind], flags), parts
+        dtype = _TYPES[type_number]
+        parts[field, key] = _Array(field, key, typed.view(start, dtype, shape))
+        start += _aligned(math.prod(shape) * dtype.itemsize)
+    return (kind, flags), parts
 
 
-def _view(message: torch.Tensor, start: int, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
-    return message[start : start + math.prod(shape) * dtype.itemsize].view(dtype).view(*shape)
+@functools.lru_cache(maxsize=64)
+def _described(head: bytes) -> Any:
+    return json.loads(head)  # most rollouts of a run have the same head
+
+
+class _Typed:
+    """A message seen as numbers of each type."""
+
+    def __init__(self, message: torch.Tensor) -> None:
+        self._message = message
+        self._by_type: dict[torch.dtype, torch.Tensor] = {}
+
+    def view(self, start: int, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+        """Return the array of this type and shape that starts at this byte."""
+        if (numbers := self._by_type.get(dtype)) is None:
+            numbers = self._by_type[dtype] = self._message.view(dtype)
+        first = start // dtype.itemsize
+        return numbers[first : first + math.prod(shape)].view(shape)
 
 
 def _aligned(num_bytes: int) -> int:
