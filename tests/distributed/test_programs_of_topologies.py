@@ -19,6 +19,7 @@ SMALL = ("env=cartpole", "env.num_envs=5", "ppo.rollout_steps=16", "ppo.num_epoc
 TOPOLOGIES = {
     "ddp": ("distributed=ddp", "dist.world_size=2"),
     "sync_actors": ("distributed=sync_actors", "dist.world_size=3"),
+    "multi_learner": ("distributed=multi_learner", "dist.world_size=4", "dist.num_learners=2"),
     "env_workers": ("distributed=env_workers", "dist.world_size=3"),
     "async_actors": ("distributed=async_actors", "dist.world_size=3", "dist.max_lag=0"),
 }

@@ -75,14 +75,13 @@ def _learners_with_actors(world_size: int, num_learners: int, sizes: Sizes) -> L
         "actor", actors, steps=True, acts=True, learns=False,
         does=("step environments and act", "send the rollout", "wait for the parameters"),
     )  # fmt: skip
-    messages = [
-        Message("rollout", "actor", "learner", "gather", 1, rollout_bytes(len(actors), sizes)),
-        Message("parameters", "learner", "actor", "broadcast", 1, acting_bytes(sizes)),
-    ]
+    # In the order of an iteration.
+    messages = [Message("rollout", "actor", "learner", "gather", 1, rollout_bytes(len(actors), sizes))]
     if num_learners > 1:
         messages.append(
             Message("gradients", "learner", "learner", "sum", sizes.num_gradients, sizes.parameter_bytes)
         )
+    messages.append(Message("parameters", "learner", "actor", "broadcast", 1, acting_bytes(sizes)))
     return Layout((learner, actor), tuple(messages))
 
 

@@ -13,6 +13,7 @@ import sys
 import textwrap
 from collections import Counter
 from dataclasses import MISSING, fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,9 @@ def _values(config: Config, layout: Layout, arguments: list[str]) -> dict[str, A
         "envs": repr({rank: shape.env_indices(place) for place, rank in enumerate(layout.stepping)}),
         "shape": _literal(shape.over(len(layout.learning))),
         "num_learning": len(layout.learning),
+        # multi_learner: ranks are ordered learner, its actors, next learner, its actors, ...
+        "learning": list(layout.learning),
+        "teams": [list(range(*ends)) for ends in pairwise((*layout.learning, layout.world_size))],
         # main.py and run.sh
         "world_size": config.dist.world_size,
         "roles": "{" + ", ".join(f'"{role.name}": {role.ranks}' for role in layout.roles) + "}",
