@@ -25,6 +25,7 @@ from tests.support import CHECKOUT
 PAGES = [CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").rglob("*.md"))]
 COMMAND = re.compile(r"-m (ddppo(?:\.\w+)+)((?: |\\\n)[^`\n]*)?")
 TRAIN = "ddppo.train"
+ALGORITHM = "tests.unit.own_reinforce:Reinforce"  # for one of a page's own
 PLUGINS = {
     "hydra/launcher=joblib": "hydra_plugins.hydra_joblib_launcher",
     "experiment=tune/": "hydra_plugins.hydra_optuna_sweeper",
@@ -95,13 +96,15 @@ def first_value(setting):
 
 
 def settings_of(arguments, *, runs_several):
-    """Return the settings that Hydra is given, but for the import paths of a page's own modules."""
+    """Return the settings that Hydra is given, without the import paths of a page's own modules."""
     mine = [word for word in arguments if not re.match(r"(distributed|model\.name)=\w+:", word)]
+    mine = [re.sub(r"^algorithm=\w+:\w+$", f"algorithm={ALGORITHM}", word) for word in mine]
     for word in mine:
         if word.startswith("resume=") and word != "resume=auto":
             folder = Path(word.partition("=")[2])
             folder.mkdir(parents=True)
-            (folder / "config.yaml").touch()
+            is_of_own = any(word.startswith("algorithm.") for word in mine)
+            (folder / "config.yaml").write_text(f"algorithm: {{name: {ALGORITHM}}}\n" if is_of_own else "")
     prepared = prepared_arguments(["-m", *mine] if runs_several and "-m" not in mine else mine)
     return [word for word in prepared if not word.startswith("-")]
 
