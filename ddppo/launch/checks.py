@@ -61,7 +61,7 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
     # 3. The model, the algorithm and the losses: build them, and try to act and to learn.
     network_warnings = _check_networks(config, spec, shape, local_world_size)
     if (path := model_class(config.model).collector_class) is not None:
-        imported(path).check(config, shape)
+        _check_own_collector(config, path, shape)
     check_whole_episodes(config, shape, spec)
     # 4. The topology.
     _check_topology(config, spec, is_far=local_world_size is None)
@@ -210,6 +210,19 @@ def check_own_memory(config: Config, spec: EnvSpec, shape: BatchShape) -> None:
         raise ConfigError(
             f"{config.training.section}.sequence_length={config.training.sequence_length} has no effect with "
             f"{setting}, which has no memory: leave it out"
+        )
+
+
+def _check_own_collector(config: Config, path: str, shape: BatchShape) -> None:
+    """Check the collector that a model brings: its own rules, and whether it can act in environments of other ranks."""
+    found = imported(path)
+    found.check(config, shape)
+    only_step = any(role.steps and not role.acts for role in rank_rules.layout(config).roles)
+    if only_step and not hasattr(found, "over_ranks"):
+        raise ConfigError(
+            f"distributed={config.dist.topology} with model.name={config.model.name}: its collector, {path}, has no "
+            "over_ranks (ddppo.ppo.rollout.RolloutCollector), so it acts in environments of its own rank only: use "
+            "distributed=sync_actors"
         )
 
 

@@ -108,3 +108,11 @@ def assert_goes_on_to_the_bit(folder, arguments, end, stop):
 
 def test_a_run_that_is_gone_on_with_is_to_the_bit_the_one_that_was_not_interrupted(tmp_path):
     assert_goes_on_to_the_bit(tmp_path, KINDS["everything"], 700, 300)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("topology", SPREAD)
+def test_so_it_is_under_every_topology(tmp_path, topology):
+    assert_goes_on_to_the_bit(
+        tmp_path, [*KINDS["everything"], f"distributed={topology}", *SPREAD[topology]], 700, 300
+    )

@@ -79,3 +79,22 @@ def test_rollouts_that_failed_are_left_out_whatever_rank_they_were_on(tmp_path):
 
 def test_a_run_that_is_gone_on_with_is_to_the_bit_the_one_that_was_not_interrupted(tmp_path):
     assert_goes_on_to_the_bit(tmp_path, KINDS["grpo"], 120, 60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("topology", ["sync_actors", "env_workers"])
+def test_so_it_is_with_an_actor_or_a_rank_that_steps(tmp_path, topology):
+    assert_goes_on_to_the_bit(
+        tmp_path, [*KINDS["grpo"], f"distributed={topology}", "dist.world_size=3"], 120, 60
+    )
+
+
+@pytest.mark.parametrize("topology", ["sync_actors", "env_workers"])
+def test_a_task_that_fails_in_an_evaluation_is_named_and_no_rank_waits_for_it(tmp_path, topology):
+    # The one iteration draws other tasks; the evaluation plays all of them.
+    how = ["ppo.total_steps=20", "eval.final_episodes=6", "env.kwargs.fails=[up]", f"distributed={topology}"]
+    result = door(*TINY, *KINDS["grpo"], *how, "dist.world_size=3", run_dir=tmp_path / "run")
+    assert result.code == 5, result.stderr
+    assert "the final evaluation failed" in result.stderr
+    assert "raised RuntimeError in step 2: cannot hear" in result.stderr
+    assert last_state(tmp_path / "run")["iteration"] >= 1
