@@ -38,7 +38,7 @@ from ddppo.terminal import warn
 # Multiplications by weights in a minibatch from which a second thread pays. Waking a thread takes tens of us, so
 # operations must last milliseconds. At 2e7 (64 units, 2,048 samples) two threads take 1.7 times as long as one on some
 # machines, and .6 times as long on others; acting, with far smaller operations, loses as much.
-_THREADS_PAY_FROM = 1_000_000_000
+THREADS_PAY_FROM = 1_000_000_000
 
 
 def resolve_device(device: str, local_rank: int = 0) -> torch.device:
@@ -116,7 +116,7 @@ def threads_per_rank(config: Config, local_world_size: int, work: int) -> int:
     the number of threads. torch's own default, all cores of the machine on every rank, makes ranks compete for cores.
     `work` is the number of multiplications by weights in a rank's minibatch.
     """
-    enough = work >= _THREADS_PAY_FROM and config.dist.reduction == "fast"
+    enough = work >= THREADS_PAY_FROM and config.dist.reduction == "fast"
     return config.dist.threads_per_rank or (cores_per_rank(local_world_size) if enough else 1)
 
 

@@ -102,7 +102,7 @@ def test_it_does_not_with_compile_off_or_several_threads(instead, tmp_path, monk
 def test_work_that_is_enough_for_two_threads_of_torch_is_left_to_one_in_cpp(
     compile_, expected, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(launch, "_THREADS_PAY_FROM", 1)
+    monkeypatch.setattr(launch, "THREADS_PAY_FROM", 1)
     monkeypatch.setattr(launch, "cores_per_rank", lambda local_world_size: 2)
     config = settings(compile=compile_)
     config.model.name = "mlp"

@@ -26,6 +26,7 @@ from ddppo.algorithms.task_sampler import collects_whole_episodes, make_sampler
 from ddppo.config.rank_rules import batch_shape
 from ddppo.config.settings import Config
 from ddppo.config.stored import to_yaml
+from ddppo.distributed.join import THREADS_PAY_FROM
 from ddppo.distributed.topologies.contract import Layout
 from ddppo.distributed.topologies.drawing import as_text, ranks_in_words, size_in_words
 from ddppo.distributed.topologies.known import find
@@ -115,6 +116,8 @@ def _values(config: Config, layout: Layout, arguments: list[str]) -> dict[str, A
     own_learner = kind.learner_class  # of PPO and GRPO
     # The code that computes, as the run would choose it (loop/compute.py); torch.compile is left out.
     may_use_cpp = own_learner is not None and config.compile in ("auto", "on") and config.device != "cuda"
+    in_cpp = may_use_cpp and why_not_cpp(config, model, torch.device("cpu"), "flat") is None
+    work = 0 if in_cpp else model.num_products() * shape.minibatch_size // len(layout.learning)
     has_memory = any(isinstance(module, Core) for module in model.modules())
     has_whole_episodes = collects_whole_episodes(config, spec)
     episode_rows = ", episode_rows=T" if has_whole_episodes else ""
@@ -158,7 +161,9 @@ def _values(config: Config, layout: Layout, arguments: list[str]) -> dict[str, A
         "normalize_obs": training.normalize_obs,
         "obs_normalizer": "obs_normalizer" if training.normalize_obs else "None",
         "normalize_rewards": training.normalize_rewards,
-        "cpp": may_use_cpp and why_not_cpp(config, model, torch.device("cpu"), "flat") is None,
+        "cpp": in_cpp,
+        "work": work,  # multiplications of a minibatch: with many, or by dist.threads_per_rank, several threads compute
+        "threads": config.dist.threads_per_rank is not None or work >= THREADS_PAY_FROM,
         "recurrence_in_cpp": may_use_cpp and has_memory and native.why_not() is None,
     }
 

@@ -17,7 +17,7 @@ from ddppo.algorithms.build import build_networks, make_algorithm
 from ddppo.algorithms.grpo import EpisodeCollector
 from ddppo.algorithms.task_sampler import make_sampler
 from ddppo.distributed.gradient_sync import FlatParameters
-from ddppo.distributed.join import cores_per_rank, join, leave
+from ddppo.distributed.join import cores_per_rank, join, leave, threads_per_rank
 from ddppo.distributed.topologies.async_actors.connections import (
     END,
     REPLY_HEADER,
@@ -43,6 +43,9 @@ mine = ENVS[group.rank]  # of the environments
 spec, dtype = probe(CONFIG.env), getattr(torch, CONFIG.dtype)
 model = build_networks(CONFIG, spec).to(device)
 parameters = FlatParameters(model)  # one vector
+#: if threads
+torch.set_num_threads(threads_per_rank(CONFIG, {{ world_size }}, {{ work }}))
+#: endif
 #: if algorithm
 algorithm = make_algorithm(CONFIG, spec, model)
 #: endif

@@ -21,7 +21,7 @@ from ddppo.algorithms.grpo import GrpoLearner
 from ddppo.algorithms.learner import AlgorithmLearner
 from ddppo.collectives.group import Group
 from ddppo.distributed.gradient_sync import FlatParameters, FlatSync
-from ddppo.distributed.join import join, leave
+from ddppo.distributed.join import join, leave, threads_per_rank
 from ddppo.distributed.topologies.async_actors.connections import ActorConnections, ParameterReply, ReplyHeader
 from ddppo.distributed.topologies.messages import RolloutMessage
 from ddppo.envs.probing.probe import probe
@@ -37,6 +37,9 @@ group, device = join(CONFIG)
 spec, dtype = probe(CONFIG.env), getattr(torch, CONFIG.dtype)
 model = build_networks(CONFIG, spec).to(device)
 parameters = FlatParameters(model)  # one vector
+#: if threads
+torch.set_num_threads(threads_per_rank(CONFIG, {{ world_size }}, {{ work }}))
+#: endif
 #: if algorithm
 algorithm = make_algorithm(CONFIG, spec, model)
 #: endif

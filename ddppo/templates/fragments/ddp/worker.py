@@ -19,7 +19,7 @@ from ddppo.algorithms.grpo import EpisodeCollector, GrpoLearner
 from ddppo.algorithms.learner import AlgorithmLearner
 from ddppo.algorithms.task_sampler import make_sampler
 from ddppo.distributed.gradient_sync import FlatParameters, FlatSync
-from ddppo.distributed.join import cores_per_rank, join, leave
+from ddppo.distributed.join import cores_per_rank, join, leave, threads_per_rank
 from ddppo.envs.make import make_vec_env
 from ddppo.envs.probing.probe import probe
 from ddppo.models.recurrent import Core
@@ -39,6 +39,9 @@ spec, dtype = probe(CONFIG.env), getattr(torch, CONFIG.dtype)
 model = build_networks(CONFIG, spec).to(device)
 parameters = FlatParameters(model)  # one vector
 group.broadcast_(parameters.vector.data)  # rank 0 -> all, {{ parameter_bytes }}, once
+#: if threads
+torch.set_num_threads(threads_per_rank(CONFIG, {{ world_size }}, {{ work }}))
+#: endif
 #: if algorithm
 algorithm = make_algorithm(CONFIG, spec, model)
 #: endif

@@ -21,7 +21,7 @@ from ddppo.algorithms.learner import AlgorithmLearner
 from ddppo.algorithms.task_sampler import make_sampler
 from ddppo.collectives.group import Group
 from ddppo.distributed.gradient_sync import FlatParameters, FlatSync
-from ddppo.distributed.join import join, leave
+from ddppo.distributed.join import join, leave, threads_per_rank
 from ddppo.distributed.topologies.step_messages import RankEnvs, StepMessages
 from ddppo.envs.probing.probe import probe
 from ddppo.envs.vec_env import EnvNames
@@ -41,6 +41,9 @@ everywhere = range(SHAPE.num_envs)  # the environments of all other ranks
 spec, dtype = probe(CONFIG.env), getattr(torch, CONFIG.dtype)
 model = build_networks(CONFIG, spec).to(device)
 parameters = FlatParameters(model)  # one vector
+#: if threads
+torch.set_num_threads(threads_per_rank(CONFIG, {{ world_size }}, {{ work }}))
+#: endif
 #: if algorithm
 algorithm = make_algorithm(CONFIG, spec, model)
 #: endif

@@ -18,7 +18,7 @@ from ddppo.algorithms.build import build_networks, make_algorithm
 from ddppo.algorithms.grpo import EpisodeCollector
 from ddppo.algorithms.task_sampler import make_sampler
 from ddppo.distributed.gradient_sync import FlatParameters
-from ddppo.distributed.join import cores_per_rank, join, leave
+from ddppo.distributed.join import cores_per_rank, join, leave, threads_per_rank
 from ddppo.distributed.topologies.messages import ParameterMessage, RolloutGather, RolloutMessage
 from ddppo.envs.make import make_vec_env
 from ddppo.envs.probing.probe import probe
@@ -41,6 +41,9 @@ spec, dtype = probe(CONFIG.env), getattr(torch, CONFIG.dtype)
 model = build_networks(CONFIG, spec).to(device)
 parameters = FlatParameters(model)  # one vector
 group.broadcast_(parameters.vector.data)  # rank 0 -> all, {{ parameter_bytes }}, once
+#: if threads
+torch.set_num_threads(threads_per_rank(CONFIG, {{ world_size }}, {{ work }}))
+#: endif
 #: if algorithm
 algorithm = make_algorithm(CONFIG, spec, model)
 #: endif
