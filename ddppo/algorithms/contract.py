@@ -25,7 +25,7 @@ from ddppo.ppo.normalization import ObsNormalizer
 from ddppo.ppo.rollout import Transitions
 from ddppo.spaces import EnvSpec
 
-__all__ = ["Acted", "Algorithm", "AlgorithmSettings", "Part", "Replay", "Step", "Transitions"]
+__all__ = ["Acted", "Algorithm", "AlgorithmSettings", "KeptReplay", "Part", "Step", "Transitions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Step(Protocol):
         ...
 
 
-class Replay(Protocol):
+class KeptReplay(Protocol):
     """Transitions of earlier iterations that a learner keeps of its environments (ddppo/algorithms/replay.py)."""
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -149,7 +149,9 @@ class Algorithm:
     progress: float = (
         0.0  # in [0, 1): share of total_steps done before this iteration; set before act and learn
     )
-    replay: Replay | None = None  # made in __init__ by an algorithm that replays; checkpointed by environment
+    replay: KeptReplay | None = (
+        None  # made in __init__ by an algorithm that replays; checkpointed by environment
+    )
 
     def __init__(self, spec: EnvSpec, settings: Any, model: ActorCritic) -> None:
         self.spec = spec

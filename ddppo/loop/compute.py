@@ -31,7 +31,7 @@ from ddppo.ppo.cpp.network import (
     why_not_cpp,
 )
 from ddppo.ppo.gradient_check import agrees
-from ddppo.ppo.learner import Step
+from ddppo.ppo.learner import EpochStep
 from ddppo.terminal import warn
 
 # compile=auto compiles from so many steps on: a step of a small model takes 0.4 ms compiled and 1.1 ms eager.
@@ -54,7 +54,7 @@ def choose_compute(context: RankContext, progress: TrainState, *, only_cpp: bool
     _choose_recurrence(context)
 
     # 2. C++, then torch.compile, then eager. step is None if the choice is eager, and on a rank that needs no step.
-    step: Step | None
+    step: EpochStep | None
     all_can, step = _cpp_step(context)
     if not all_can and not only_cpp:
         all_can, step = _compiled_step(context, progress)
@@ -135,7 +135,7 @@ def _could_be_faster(context: RankContext) -> bool:
 # -- 2. torch.compile.
 
 
-def _compiled_step(context: RankContext, progress: TrainState) -> tuple[bool, Step | None]:
+def _compiled_step(context: RankContext, progress: TrainState) -> tuple[bool, EpochStep | None]:
     """Return whether torch can compile the step on every rank, and the step of this rank.
 
     The step is None on a rank that neither acts nor learns. Raises TrainingError if compile=on or torch asks for it
@@ -179,7 +179,7 @@ def _is_worth_compiling(context: RankContext, progress: TrainState) -> bool:
     return progress.compiled_from is not None or num_steps >= _PAYS_FROM_STEPS
 
 
-def _compile(context: RankContext) -> tuple[Step | None, str | None]:
+def _compile(context: RankContext) -> tuple[EpochStep | None, str | None]:
     """Return the step compiled by torch and None, or None and why there is no such step."""
     from ddppo.ppo.compiled import CannotCompile, CompiledStep  # loads torch's compiler
 

@@ -44,7 +44,7 @@ class CannotCompile(Exception):
 
 
 class CompiledStep:
-    """The `Step` of the learner, for any model that torch can compile as one graph.
+    """The `EpochStep` of the learner, for any model that torch can compile as one graph.
 
     The constructor compiles both graphs, which takes 5 to 30 s. Raises CannotCompile.
     """

@@ -1,7 +1,7 @@
 """The learner: one rollout, K epochs of M minibatches, one gradient over all ranks per minibatch.
 
-`Learner.update` is the whole story of an iteration's learning. The inner loop over minibatches is a `Step`, chosen
-once before the first iteration (loop/compute.py): `EagerStep` below, `CompiledStep` (compiled.py, by torch.compile)
+`Learner.update` is the whole story of an iteration's learning. The inner loop over minibatches is an `EpochStep`,
+chosen once before the first iteration (loop/compute.py): `EagerStep` below, `CompiledStep` (compiled.py, by torch.compile)
 or `CppStep` (cpp/learner.py). All three compute the same.
 """
 
@@ -91,7 +91,7 @@ class Normalizers:
     rewards: RewardNormalizer | None = None  # ppo.normalize_rewards
 
 
-class Step(Protocol):
+class EpochStep(Protocol):
     """The loop over the minibatches of an epoch. Called as begin, epoch, ..., epoch, end in every iteration."""
 
     # This rank's sums of `statistic_names` since `begin`: `[S, n]` float64, a row for each of its S shards. S is 1 but
@@ -153,7 +153,7 @@ class Learner:
         self.num_sequences = int(model.minibatch_class is not None or model.state_size > 0)
         if model.state_size and config.sequence_length is not None:
             self.num_sequences = shape.rollout_steps // config.sequence_length
-        self.step: Step = EagerStep(self)
+        self.step: EpochStep = EagerStep(self)
 
     def update(self, rollout: Rollout, iteration: int, progress: float) -> Update:
         """Learn from the rollout of `iteration`; `progress` in [0, 1) is the share of total_steps done before it.

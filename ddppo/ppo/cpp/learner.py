@@ -1,7 +1,7 @@
 """Learning in C++: `CppStep` is the loop over minibatches, and `CppGae` computes advantages.
 
-The learner calls a `CppStep` as it calls the eager or compiled step (ppo/learner.py:Step): begin, epoch, ..., end. An
-epoch is one call of `network_epoch` (ddppo/native/src/learn.cpp), which selects the rows of each minibatch, computes
+The learner calls a `CppStep` as it calls the eager or compiled step (ppo/learner.py:EpochStep): begin, epoch, ..., end.
+An epoch is one call of `network_epoch` (ddppo/native/src/learn.cpp), which selects the rows of each minibatch, computes
 the gradient, sums it over ranks, clips it and moves the parameters. loop/compute.py decides whether a run learns in
 C++. summary.json calls this step "native".
 """
@@ -44,7 +44,7 @@ class _Sum(ctypes.Structure):
 
 
 class CppStep:
-    """The `Step` of the learner in C++, for an MLP on one CPU thread."""
+    """The `EpochStep` of the learner in C++, for an MLP on one CPU thread."""
 
     def __init__(
         self,
