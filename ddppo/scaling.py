@@ -117,14 +117,21 @@ class BatchShape:
 
 
 def strong(
-    *, num_envs: int, rollout_steps: int, world_size: int, num_minibatches: int, num_epochs: int
+    *,
+    num_envs: int,
+    rollout_steps: int,
+    world_size: int,
+    num_minibatches: int,
+    num_epochs: int,
+    section: str = "ppo",
 ) -> BatchShape:
     """Keep the global batch B = num_envs * rollout_steps for every W.
 
     The ranks share the environments. If there are more ranks than environments, each rank has one, so num_envs grows
-    to W, and rollout_steps shrinks to B / W. Raises ConfigError if W then does not divide B.
+    to W, and rollout_steps shrinks to B / W. Raises ConfigError if W then does not divide B. section: the section of
+    rollout_steps, for the message.
     """
-    check_division(num_envs, rollout_steps, world_size, f"dist.world_size={world_size}")
+    check_division(num_envs, rollout_steps, world_size, f"dist.world_size={world_size}", section)
     # Fewer environments a rank; beyond one environment a rank, shorter rollouts.
     if world_size <= num_envs:
         return BatchShape(num_envs, rollout_steps, world_size, num_minibatches, num_epochs)
@@ -132,14 +139,19 @@ def strong(
     return BatchShape(world_size, batch // world_size, world_size, num_minibatches, num_epochs)
 
 
-def check_division(num_envs: int, rollout_steps: int, num_ranks: int, subject: str) -> None:
-    """Raise ConfigError if strong scaling cannot divide the batch among `num_ranks`. subject: begins the message."""
+def check_division(
+    num_envs: int, rollout_steps: int, num_ranks: int, subject: str, section: str = "ppo"
+) -> None:
+    """Raise ConfigError if strong scaling cannot divide the batch among `num_ranks`.
+
+    subject: begins the message. section: the section of rollout_steps.
+    """
     batch = num_envs * rollout_steps
     if num_ranks > num_envs and batch % num_ranks:
         raise ConfigError(
-            f"{subject} does not divide the batch env.num_envs={num_envs} * ppo.rollout_steps={rollout_steps} = "
-            f"{batch}, which scaling=strong keeps: use at most {num_envs}, change either to make the batch a multiple "
-            f"of {num_ranks}, or use scaling=weak"
+            f"{subject} does not divide the batch env.num_envs={num_envs} * {section}.rollout_steps={rollout_steps} "
+            f"= {batch}, which scaling=strong keeps: use at most {num_envs}, change either to make the batch a "
+            f"multiple of {num_ranks}, or use scaling=weak"
         )
 
 

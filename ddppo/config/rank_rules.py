@@ -4,6 +4,7 @@
 """
 
 from dataclasses import replace
+from typing import Any
 
 from ddppo.algorithms.known import algorithm_name, algorithm_setting
 from ddppo.config.settings import Config, DistSettings
@@ -23,7 +24,7 @@ def batch_shape(config: Config) -> BatchShape:
             f"scaling=weak with distributed={config.dist.topology}: scaling=weak gives every rank env.num_envs "
             "environments: leave dist.env_shares out, or use scaling=strong"
         )
-    sizes = {
+    sizes: dict[str, Any] = {
         "num_envs": config.env.num_envs,
         "rollout_steps": config.training.rollout_steps,
         "world_size": num_stepping,
@@ -38,8 +39,9 @@ def batch_shape(config: Config) -> BatchShape:
     else:
         if num_stepping != world_size:
             subject = f"{num_stepping}, the ranks that step environments of dist.world_size={world_size},"
-            check_division(config.env.num_envs, config.training.rollout_steps, num_stepping, subject)
-        shape = strong(**sizes)
+            section = config.training.section
+            check_division(config.env.num_envs, config.training.rollout_steps, num_stepping, subject, section)
+        shape = strong(**sizes, section=config.training.section)
     # 3. All ranks again, with the sizes that only some topologies have.
     shape = replace(
         shape,

@@ -35,6 +35,7 @@ LINES = {
     "algorithm=dqn distributed=async_actors dist.correction=vtrace": "with algorithm=dqn: it corrects the advantages",
     "algorithm=dqn model=lstm": "algorithm=dqn with model.memory=lstm: it takes no memory: use a model without",
     "algorithm=dqn algorithm.rollouts_per_update=2": "rollouts_per_update=2 has no effect with distributed=ddp",
+    "algorithm=dqn algorithm.rollout_steps=10 dist.world_size=64": "env.num_envs=8 * algorithm.rollout_steps=10 = 80",
     # Settings of another algorithm.
     "algorithm=dqn algorithm.gama=0.9": "no setting algorithm.gama (did you mean algorithm.gamma?)",
     "algorithm=dqn algorithm.tau=0.9": "no setting algorithm.tau with algorithm=dqn: it is of algorithm=sac",
