@@ -2,10 +2,16 @@
 
 import pytest
 
-from tests.distributed.test_independence import assert_same_learning, runs  # noqa: F401 (a fixture)
+from tests.distributed.test_independence import (
+    SIZES,
+    assert_same_learning,
+    largest_difference,
+    runs,  # noqa: F401 (a fixture)
+    state,
+)
 from tests.distributed.test_ordered import assert_same_bits
 from tests.distributed.test_ordered import runs as ordered_runs
-from tests.support import lines
+from tests.support import TINY, door, lines
 
 SMALL = ["env=circuit", "model=gnn", "model.graph_width=16", "model.graph_layers=2"]
 
@@ -17,6 +23,29 @@ def test_rewritten_circuits_agree_as_well(runs):  # noqa: F811
     one, two = (told_of_task(folders[w]) for w in (1, 2))
     assert one == two
     assert one[-1]["task/buffer_circuits/tof_3"] > 8  # what one of them keeps, others found
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    return spread(tmp_path_factory.mktemp("alone") / "run", "single", 1)
+
+
+def spread(run_dir, topology, world_size):
+    how = [*TINY, *SIZES, *SMALL, "dtype=float64", "dist.threads_per_rank=1", "eval.final_episodes=0"]
+    result = door(*how, f"distributed={topology}", f"dist.world_size={world_size}", run_dir=run_dir)
+    assert result.code == 0, result.stderr
+    return run_dir
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("topology", "world_size"),
+    [("sync_actors", 3), ("multi_learner", 4), ("env_workers", 3), ("central_inference", 2)],
+)
+def test_so_they_do_under_every_topology_in_step(alone, tmp_path, topology, world_size):
+    run_dir = spread(tmp_path / "run", topology, world_size)
+    assert largest_difference(state(alone)["model"], state(run_dir)["model"]) <= 1e-9
+    assert told_of_task(alone) == told_of_task(run_dir)
 
 
 @pytest.mark.slow

@@ -22,6 +22,9 @@ LINES = {
     f"{_RUN} ppo.normalize_obs=true": "tokens are names, not numbers",
     f"{_TASK} model.name=ddppo.models.actor_critic:MLP ppo.normalize_obs=true": "observes text; its tokens are names",
     f"{_RUN} env.backend=pool": "is a task of text, and this backend steps arrays",
+    f"{_RUN} model.name=tests.domains.text.policies:KeepsToItsRank distributed=env_workers dist.world_size=3": (
+        "tests.domains.text.policies:OwnCollector, has no over_ranks"
+    ),
     f"{_RUN} distributed=async_actors dist.world_size=3": "its episodes are compared in groups of one policy",
     f"{_RUN} env.id={_ALONE} env.backend=sync": "Repeat-v0 only, and a rank would step 8: use env.backend=remote",
     f"{_RUN} env.max_turns=0": "env.max_turns=0: must be at least 1",
