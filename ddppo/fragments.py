@@ -106,6 +106,8 @@ def fragments(config: Config) -> Layout:
         env_shares=tuple(getattr(config.dist, "env_shares", ())),
         acting_bytes=number * sum(end - start for start, end in acting),
         step_numbers=4 if kind.learner_class is not None else 1,  # PPO and GRPO, or others
+        turns=(config.env.max_turns or shape.rollout_steps) if spec.is_text else 0,
+        turn_bytes=spec.action.sizes[0] if spec.is_text else 0,
     )
     return find(config.dist.topology).of(config.dist.world_size, sizes)
 

@@ -89,3 +89,11 @@ def test_the_door_prints_them():
     said = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=PATIENCE_S)
     assert said.returncode == 0, said.stderr
     assert "<title>sync_actors, W=3, CartPole-v1</title>" in said.stdout
+
+
+def test_ranks_that_step_tasks_of_text_exchange_turns_instead_of_steps():
+    layout = TOPOLOGIES["env_workers"].of(3, SIZES._replace(num_envs=10, turns=6, turn_bytes=100))
+    turns, answers = layout.messages
+    assert (turns.what, turns.times, turns.num_bytes) == ("turns of text", 7, 10 * 100)  # 7: the prompts too
+    assert (answers.what, answers.times, answers.num_bytes) == ("answers", 7, 5 * SIZES.raw_obs_bytes)
+    assert [role.ranks for role in layout.roles] == [(0,), (1, 2)]

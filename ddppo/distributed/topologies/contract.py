@@ -119,6 +119,8 @@ class Sizes(NamedTuple):
     step_numbers: int = (
         4  # of a step in a rollout: log-probability, value, next value and reward, or the reward alone
     )
+    turns: int = 0  # tasks of text: the most turns of an episode; 0 for other tasks
+    turn_bytes: int = 0  # of the longest turn
 
 
 # Kinds of work that ask more of a topology than T steps of every environment, and what they ask.

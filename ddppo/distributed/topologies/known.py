@@ -6,6 +6,7 @@ import path. `find` also finds a user's own topology.
 """
 
 import functools
+from dataclasses import replace
 from itertools import accumulate
 
 from ddppo.distributed.topologies.contract import Layout, Message, Role, Sizes, TopologySpec
@@ -163,6 +164,8 @@ def _learner_with_env_workers(world_size: int, sizes: Sizes, shares: tuple[int, 
         "environments", workers, steps=True, acts=False, learns=False,
         does=("step the environments by the actions that arrive, step after step",),
     )  # fmt: skip
+    if sizes.turns:
+        return _text_on_env_workers(learner, stepper, sizes, shares)
     # Messages of a gather are equally long: a rank with fewer environments pads its own.
     most = max(shares, default=-(-sizes.num_envs // len(workers)))
     # A result is an observation, a final observation, a reward (8 bytes) and five flags.
@@ -173,6 +176,32 @@ def _learner_with_env_workers(world_size: int, sizes: Sizes, shares: tuple[int, 
         (
             Message("actions", "learner", "environments", "broadcast", steps, action_bytes),
             Message("results of a step", "environments", "learner", "gather", steps, result_bytes),
+        ),
+        shares,
+    )
+
+
+def _text_on_env_workers(learner: Role, stepper: Role, sizes: Sizes, shares: tuple[int, ...]) -> Layout:
+    """Return the layout for tasks of text, with bytes of the longest texts and of as many turns as it allows."""
+    most = max(shares, default=-(-sizes.num_envs // len(stepper.ranks)))
+    call_bytes = sizes.num_envs * sizes.turn_bytes
+    return Layout(
+        (
+            replace(
+                learner, does=("type the turns of all environments that have answered", *learner.does[1:])
+            ),
+            replace(stepper, does=("step the environments by the turns that arrive, send the answers",)),
+        ),
+        (
+            Message("turns of text", "learner", "environments", "broadcast", sizes.turns + 1, call_bytes),
+            Message(
+                "answers",
+                "environments",
+                "learner",
+                "gather",
+                sizes.turns + 1,
+                most * sizes.raw_obs_bytes,
+            ),
         ),
         shares,
     )
