@@ -80,15 +80,26 @@ def test_an_installed_project_trains_on_two_workers_from_any_folder_and_its_comm
     assert len(installed.run("pendula", run_dir).splitlines()) == 50
 
 
+def test_an_algorithm_of_a_project_trains_on_two_workers_and_its_command_plays(installed):
+    run_dir = installed.folder / "own"
+    settings = ("env=pendula", "algorithm=pendula", "algorithm.total_steps=1600", "dist.world_size=2")
+    installed.run("ddppo.train", *settings, "log.progress=none", f"hydra.run.dir={run_dir}")
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert (summary["status"], summary["derived"]["W"]) == ("completed", 2)
+    assert len(installed.run("pendula", run_dir).splitlines()) == 50
+
+
 def test_presets_and_models_of_a_project_are_in_help_completion_and_messages(installed):
     shown = installed.run("ddppo.train", "--help")
-    assert len(re.findall(r"^    pendula  ", shown, re.MULTILINE)) == 4  # env, model, ppo, experiment
+    # env, model, algorithm, ppo, experiment
+    assert len(re.findall(r"^    pendula  ", shown, re.MULTILINE)) == 5
     line = {"COMP_LINE": "ddppo-train model=pen", "COMP_POINT": "99", "HYDRA_FULL_ERROR": "1"}
     assert installed.run("ddppo.train", "-sc", "query=bash", **line).split() == ["model=pendula"]
     for wrong, said in {
         ("env=pendla",): "did you mean pendula",
         ("env=pendula", "env.max_psh=1"): "did you mean env.max_push",
         ("env=pendula", "model=pendula", "model.polcy_scale=1"): "did you mean model.policy_scale",
+        ("env=pendula", "algorithm=pendula", "algorithm.gama=1"): "did you mean algorithm.gamma",
     }.items():
         assert said in installed.run("ddppo.train", *wrong, code=2)
 

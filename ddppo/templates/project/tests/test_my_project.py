@@ -1,4 +1,4 @@
-"""The task keeps Gymnasium's rules, C++ and Python agree, and both networks learn the task on two workers."""
+"""The task keeps Gymnasium's rules, C++ and Python agree, and networks and algorithms learn the task on two workers."""
 
 import json
 import subprocess
@@ -21,10 +21,18 @@ def test_cpp_and_python_agree_to_the_bit():
         assert physics.moved(0.3, -0.2, push) == physics.moved_in_python(0.3, -0.2, push)
 
 
-@pytest.mark.parametrize("model", ["mlp", "my_project"])
-def test_two_workers_learn_it(model, tmp_path):
+@pytest.mark.parametrize(
+    ("model", "algorithm"), [("mlp", "ppo"), ("my_project", "ppo"), ("mlp", "my_project")]
+)
+def test_two_workers_learn_it(model, algorithm, tmp_path):
     run = tmp_path / "run"
-    settings = ["env=my_project", f"model={model}", "dist.world_size=2", f"hydra.run.dir={run}"]
+    settings = [
+        "env=my_project",
+        f"model={model}",
+        f"algorithm={algorithm}",
+        "dist.world_size=2",
+        f"hydra.run.dir={run}",
+    ]
     subprocess.run([sys.executable, "-m", "ddppo.train", *settings, "log.progress=none"], check=True)
     summary = json.loads((run / "summary.json").read_text())
     assert summary["status"] == "completed"
