@@ -37,6 +37,23 @@ def test_groups_lift_cartpole_from_20_to_more_than_400(tmp_path):
     assert summary(tmp_path / "run")["eval"]["final"]["return_mean"] >= 400
 
 
+@pytest.mark.parametrize(
+    "where",
+    [
+        ["seed=0"],
+        pytest.param(["seed=1", "distributed=sync_actors", "dist.world_size=3"], marks=pytest.mark.slow),
+        pytest.param(["seed=2", "distributed=async_actors", "dist.world_size=3"], marks=pytest.mark.slow),
+    ],
+    ids=["one process", "sync_actors", "async_actors"],
+)
+def test_reinforce_reaches_475_within_100_000_steps(where, tmp_path):
+    """Its preset, 100 deterministic episodes: 2 seconds in one process."""
+    arguments = ["env=cartpole", "algorithm=reinforce", *where, "log.tensorboard=false", "log.progress=none"]
+    result = door(*arguments, run_dir=tmp_path / "run")
+    assert result.code == 0, result.stderr
+    assert summary(tmp_path / "run")["eval"]["final"]["return_mean"] >= 475
+
+
 @pytest.mark.slow
 def test_cartpole_reaches_475_where_a_rank_of_four_is_10_times_slower_and_nobody_waits_for_it(tmp_path):
     """distributed=ddp_preempt, seed 0, the tuned preset, 80,000 steps, 20 deterministic episodes."""
