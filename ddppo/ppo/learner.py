@@ -1,8 +1,8 @@
 """The learner: one rollout, K epochs of M minibatches, one gradient over all ranks per minibatch.
 
 `Learner.update` is the whole story of an iteration's learning. The inner loop over minibatches is an `EpochStep`,
-chosen once before the first iteration (loop/compute.py): `EagerStep` below, `CompiledStep` (compiled.py, by torch.compile)
-or `CppStep` (cpp/learner.py). All three compute the same.
+chosen once before the first iteration (loop/compute.py): `EagerStep` below, `CompiledStep` (compiled.py, by
+torch.compile) or `CppStep` (cpp/learner.py). All three compute the same.
 """
 
 import itertools
