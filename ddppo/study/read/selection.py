@@ -235,11 +235,9 @@ def _topology_settings(name: str) -> tuple[str, ...]:
     known = TOPOLOGIES.get(name.partition(" ")[0])
     if known is None:
         return ()
-    outside_dist = [
-        key
-        for key, has in (("env.num_workers", known.env_backend), ("ppo.rollouts_per_update", known.own_pace))
-        if has
-    ]
+    outside_dist = ["env.num_workers"] if known.env_backend else []
+    if known.own_pace:
+        outside_dist += ["ppo.rollouts_per_update", "algorithm.rollouts_per_update"]
     return (*(f"dist.{key}" for key in own_keys("dist", known.name)), *outside_dist)
 
 
