@@ -1,4 +1,4 @@
-"""REINFORCE with a baseline, the algorithm of docs/guide/algorithm.md."""
+"""REINFORCE with a baseline: a step up the log-probability of each action, times how much better its return was."""
 
 from dataclasses import dataclass
 
