@@ -67,5 +67,5 @@ LINES = {
     f"algorithm={OWN}:Reinforce algorithm.normalize_obs=3": "3 is not true or false",
     "algorithm=tests.unit.bad_algorithms:Detached": "Detached.learn gave step a loss without a gradient",
     "algorithm=tests.unit.bad_algorithms:NoPart dist.world_size=2": "NoPart.parts must return at least one Part",
-    "algorithm=reinforce model=gru": "algorithm=reinforce with model.memory=gru: it takes no memory: use a model without",
+    "algorithm=reinforce model=gru": "algorithm=reinforce with model.memory=gru: it takes no memory",
 }
