@@ -1,1 +1,1 @@
-"""Algorithms beside PPO: GRPO, and the task samplers that choose the seeds and options of episodes."""
+"""Algorithms: the contract, those on it (PPO, GRPO, REINFORCE, DQN, SAC), and task samplers."""

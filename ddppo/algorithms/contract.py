@@ -75,7 +75,7 @@ class Step(Protocol):
 
     @property
     def num_envs(self) -> int:
-        """N, environments of all learners."""
+        """N, columns of the rollouts of all learners: the environments of the run, but for async_actors."""
         ...
 
     def __call__(self, loss: torch.Tensor | None, count: float, part: str = "all") -> None:
@@ -95,7 +95,10 @@ class Step(Protocol):
         ...
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the values `[E, ...]` of every environment of the run, in global order: `[N, ...]`."""
+        """Return the values `[E, ...]` of the environments of all learners, in global order: `[N, ...]`.
+
+        Under async_actors these are the rollouts of the update, by actor: some environments may miss, others repeat.
+        """
         ...
 
     def minibatches(

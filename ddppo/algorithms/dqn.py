@@ -49,7 +49,8 @@ class EpsilonGreedy(Categorical):
         """Return actions from two uniform numbers `[..., 2]` each: whether to explore, and which allowed action."""
         coin, which = noise.unbind(dim=-1)
         mask, greedy = self._mask.cpu(), self.mode().cpu()
-        number = (which * mask.sum(dim=-1)).long()  # among the allowed ones, from 0
+        # Among the allowed ones, from 0. A number near 1 may have been rounded to 1.
+        number = (which * mask.sum(dim=-1)).long().clamp(max=mask.sum(dim=-1) - 1)
         uniform = (mask.cumsum(dim=-1) <= number.unsqueeze(-1)).sum(dim=-1)
         return torch.where(coin < self._epsilon, uniform, greedy)
 

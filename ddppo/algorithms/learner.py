@@ -65,8 +65,9 @@ class AlgorithmLearner:
 
         # 2. The algorithm learns, by calls of the step.
         parts = self.algorithm.parts()
-        self.learning_rate = max(part.learning_rate for part in parts.values()) * self.guard.step_factor
-        self.step.begin(iteration, parts, self.guard.step_factor)
+        factor = self.guard.step_factor * self.shape.learning_rate_scale
+        self.learning_rate = max(part.learning_rate for part in parts.values()) * factor
+        self.step.begin(iteration, parts, factor)
         name = type(self.algorithm).__name__
         metrics = self._metrics(self.algorithm.learn(rollout, self.step))
         self._update_obs_normalizer(rollout)

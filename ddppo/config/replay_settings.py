@@ -58,6 +58,13 @@ class ReplaySettings(AlgorithmSettings):
             )
 
     def check_run(self, config: "Config", shape: BatchShape) -> None:
+        # Every environment has a ring of equal size.
+        num_rows = self.capacity // shape.num_envs * shape.num_envs
+        if num_rows < self.learning_starts <= self.capacity:
+            raise ConfigError(
+                f"algorithm.learning_starts={self.learning_starts} is more than the {num_rows} rows that "
+                f"algorithm.capacity={self.capacity} holds of env.num_envs={shape.num_envs}: learning would never start"
+            )
         if self.capacity < shape.num_envs * shape.rollout_steps:
             raise ConfigError(
                 f"algorithm.capacity={self.capacity} holds less than one iteration of {shape.num_envs} envs * "
@@ -100,7 +107,7 @@ class SacSettings(ReplaySettings):
         low=1,
     )
     updates_per_step: float = setting(
-        1.0, "replay ratio: updates per environment step of all ranks, kept exactly", low=0, high=1_000
+        1.0, "replay ratio: updates per environment step of all ranks, kept exactly", above=0, high=1_000
     )
     critic_learning_rate: float = setting(1e-3, "step size of Adam for the two critics", above=0, high=1)
     temperature_learning_rate: float = setting(1e-3, "step size of Adam for the temperature", above=0, high=1)

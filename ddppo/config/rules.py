@@ -129,6 +129,11 @@ def check_algorithm(config: Config) -> None:
         raise ConfigError(
             f"distributed=device with {algorithm}: its C++ computes PPO alone: use distributed=ddp"
         )
+    if dist.grad_sync == "ddp":
+        raise ConfigError(
+            f"dist.grad_sync=ddp with {algorithm}: DistributedDataParallel sums the gradient of PPO's one loss: use "
+            "dist.grad_sync=auto"
+        )
     correction = next((item for item in fields(dist) if item.name == "correction"), None)
     if correction is not None and getattr(dist, correction.name) != correction.default:
         raise ConfigError(

@@ -281,9 +281,9 @@ def _misfits_of_normalizers(config: Config, spec: EnvSpec, state: dict[str, Any]
     ):
         moments, is_wanted = state.get(key), getattr(config.training, setting)
         if moments is not None and not is_wanted:
-            misfits.append(f"{key}, which ppo.{setting}=false has no use for")
+            misfits.append(f"{key}, which {config.training.section}.{setting}=false has no use for")
         elif moments is None and is_wanted:
-            misfits.append(f"{key}, which it lacks for ppo.{setting}=true")
+            misfits.append(f"{key}, which it lacks for {config.training.section}.{setting}=true")
         elif moments is not None and size is not None and moments.shape[1] != size:
             misfits.append(f"{key} of {moments.shape[1]} numbers, here {size}")
     return misfits

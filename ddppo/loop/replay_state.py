@@ -24,7 +24,7 @@ def gathered(context: RankContext) -> dict[str, Any]:
     All ranks that learn call it together. Its tensors are copies, which nobody changes.
     """
     algorithm, group = context.algorithm, context.topology.learners
-    if algorithm is None or algorithm.replay is None or context.group.rank not in context.layout.learning:
+    if algorithm.replay is None or context.group.rank not in context.layout.learning:
         return {}
     if not context.config.checkpoint.replay:
         return {"replay": {"missing": _LEFT_OUT}}
@@ -42,7 +42,8 @@ def gathered(context: RankContext) -> dict[str, Any]:
 
 def restore(context: RankContext, state: Mapping[str, Any]) -> str | None:
     """Fill this rank's replay buffer from a checkpoint. Returns why it begins empty, or None."""
-    if context.algorithm is None or context.algorithm.replay is None:
+    # A rank that only acts never uses the rows, and must not hold them.
+    if context.algorithm.replay is None or context.group.rank not in context.layout.learning:
         return None
     if (why := missing(state)) is not None:
         context.algorithm.replay.load({})

@@ -227,7 +227,9 @@ class AlgorithmActing:
             c, rows, columns = self.collector, t.numpy(), envs.numpy()
             terminated, truncated, valid = c.flags[:3, rows - 1, columns]
             starts = np.where(rows > 0, terminated | truncated | ~valid, c.starts[columns])
-            memory = self.memory[envs].masked_fill(torch.from_numpy(starts).unsqueeze(1), 0)
+            memory = self.memory[envs].masked_fill(
+                torch.from_numpy(starts).to(self.memory.device).unsqueeze(1), 0
+            )
         acted = self.algorithm.act(obs, mask, self._noise[t, envs], memory)
         self.record(acted, t, envs)
         if self.memory is not None:

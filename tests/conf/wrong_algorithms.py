@@ -67,5 +67,9 @@ LINES = {
     f"algorithm={OWN}:Reinforce algorithm.normalize_obs=3": "3 is not true or false",
     "algorithm=tests.unit.bad_algorithms:Detached": "Detached.learn gave step a loss without a gradient",
     "algorithm=tests.unit.bad_algorithms:NoPart dist.world_size=2": "NoPart.parts must return at least one Part",
-    "algorithm=reinforce model=gru": "algorithm=reinforce with model.memory=gru: it takes no memory",
+    "algorithm=reinforce model=gru": "algorithm=reinforce with model.memory=gru: it takes no memory: use a model "
+    "without",
+    "algorithm=dqn dist.world_size=2 dist.grad_sync=ddp": "dist.grad_sync=ddp with algorithm=dqn: ",
+    "algorithm=dqn env.num_envs=3 algorithm.capacity=1000 algorithm.learning_starts=1000": "learning would never start",
+    "env=pendulum algorithm=sac algorithm.updates_per_step=0": "algorithm.updates_per_step=0",
 }

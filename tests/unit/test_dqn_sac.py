@@ -330,3 +330,11 @@ def test_targets_follow_the_critics_by_tau_at_each_update():
 def test_sac_refuses_what_it_cannot_control(spec, model, message):
     with pytest.raises(ConfigError, match=message):
         Sac.networks(spec, SacSettings(), model, None)
+
+
+def test_a_uniform_number_that_was_rounded_to_1_chooses_the_last_allowed_action():
+    values = torch.zeros(1, 3)
+    mask = torch.tensor([[True, True, False]])
+    noise = torch.tensor([[0.0, 1.0]])
+    assert EpsilonGreedy(values, None, 1.0).sample(noise).item() == 2
+    assert EpsilonGreedy(values, mask, 1.0).sample(noise).item() == 1

@@ -71,7 +71,7 @@ class RankContext:
     # The policy. All ranks begin with the parameters of rank 0.
     model: ActorCritic
     parameters: FlatParameters  # the model's parameters and gradients as two vectors
-    obs_normalizer: ObsNormalizer | None  # None with ppo.normalize_obs=false
+    obs_normalizer: ObsNormalizer | None  # None with normalize_obs=false
     # The seeds and reset options of episodes; every rank has one, and all stay equal.
     sampler: TaskSampler
     algorithm: Algorithm  # acts and learns

@@ -147,7 +147,7 @@ _CANNOT_AT_OWN_PACE = {
 
 @dataclass(frozen=True, slots=True)
 class TopologySpec:
-    """The declaration of a topology: a way to share the work of PPO among W ranks."""
+    """The declaration of a topology: a way to share the work of an algorithm among W ranks."""
 
     name: str
     meaning: str  # one line for lists and error messages

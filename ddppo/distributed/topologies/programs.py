@@ -103,7 +103,7 @@ def _why_none(config: Config) -> str | None:
         f"dist.reduction={dist.reduction}": dist.reduction != "fast",
         "dist.grad_sync=ddp": dist.grad_sync == "ddp",
         f"dist.on_lost={dist.on_lost}": dist.on_lost != "stop",
-        "ppo.rollouts_per_update": config.training.rollouts_per_update is not None,
+        f"{config.training.section}.rollouts_per_update": config.training.rollouts_per_update is not None,
     }
     given = [name for name, is_given in others.items() if is_given]
     return f"programs do not know {' and '.join(given)}" if given else None
