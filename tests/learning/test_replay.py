@@ -15,7 +15,7 @@ def score(run_dir, *arguments):
 
 @pytest.mark.slow
 def test_dqn_balances_the_cart_pole(tmp_path):
-    """The preset, seed 0, 150,000 steps, 100 deterministic episodes; random play scores about 22."""
+    """The preset, seed 0, 100,000 steps, 100 deterministic episodes; random play scores about 22."""
     assert score(tmp_path / "run", "env=cartpole", "algorithm=dqn") >= 475
 
 
