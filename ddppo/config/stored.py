@@ -188,8 +188,9 @@ def to_omegaconf(config: Config) -> DictConfig:
     found = in_effect(config)
     merged = OmegaConf.merge(_schema(kinds), _all_escaped(found))
     assert isinstance(merged, DictConfig)
-    # A structured configuration lets no section be deleted.
-    return OmegaConf.create({name: merged[name] for name in found})
+    # A structured configuration lets no section be deleted. Sections that the object lacks have their defaults.
+    left_out = {"ppo"} - found.keys()
+    return OmegaConf.create({str(name): merged[name] for name in merged if name not in left_out})
 
 
 def in_effect(config: Config) -> dict[str, Any]:
