@@ -63,7 +63,7 @@ class LearningTrial:
         return self._check_sharing(alone.gradients)
 
     def _learn(self, algorithm: Algorithm, group: Group) -> None:
-        learner = self._learner(algorithm, self.num_envs, group)
+        learner = self._learner(algorithm, group)
         kept = dict(algorithm.kept)
         self.rollouts = [self._rollout() for _ in range(2)]
         for iteration in range(1, _MAX_ROLLOUTS + 1):
@@ -91,10 +91,10 @@ class LearningTrial:
         except _Enough:
             return learner.step.num_steps + 1
 
-    def _learner(self, algorithm: Algorithm, num_envs: int, group: Group) -> AlgorithmLearner:
-        trial = self.trial
+    def _learner(self, algorithm: Algorithm, group: Group) -> AlgorithmLearner:
+        trial, num_learners = self.trial, group.world_size
         shape = BatchShape(
-            num_envs, self.num_steps, group.world_size, trial.shape.num_minibatches, trial.shape.num_epochs
+            self.num_envs, self.num_steps, num_learners, trial.shape.num_minibatches, trial.shape.num_epochs
         )
         return AlgorithmLearner(
             algorithm, trial.settings, shape, self.make_sync(algorithm.model), group, Normalizers(), seed=0
@@ -125,17 +125,17 @@ class LearningTrial:
         return []
 
     def _by_two(self) -> list[tuple[int, torch.Tensor]]:
-        """Let two threads learn, each from half of the environments; return the gradients of all steps."""
+        """Let two threads share the environments and learn; return the gradients of all steps."""
         shared = _Shared()
-        halves = [slice(0, self.num_envs // 2), slice(self.num_envs // 2, self.num_envs // 2 * 2)]
         algorithms = [self.trial.made() for _ in range(2)]  # with the same initial parameters
         errors: list[BaseException] = []
 
         def learn(rank: int) -> None:
             try:
-                learner = self._learner(algorithms[rank], self.num_envs // 2 * 2, shared.groups[rank])
+                learner = self._learner(algorithms[rank], shared.groups[rank])
+                own = learner.shape.env_indices(rank)  # as in a run, the first one has more if they are odd
                 for iteration in range(1, self.num_rollouts + 1):
-                    self._update(learner, iteration, halves[rank])
+                    self._update(learner, iteration, slice(own.start, own.stop))
             except threading.BrokenBarrierError as e:
                 errors.append(e)
             except Exception as e:

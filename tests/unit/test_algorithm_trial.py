@@ -20,6 +20,7 @@ OBS = ArraySpec((4,))
 DISCRETE = EnvSpec(OBS, ActionSpec("discrete", (3,)))
 MASKED = EnvSpec(OBS, ActionSpec("multi_discrete", (3, 2)), mask_size=5)
 BOX = EnvSpec(OBS, ActionSpec("box", (2,)))
+BOUNDED = EnvSpec(OBS, ActionSpec("box", (2,), low=(-1.0, -1.0), high=(1.0, 1.0)))
 BITS = EnvSpec(OBS, ActionSpec("multi_binary", (3,)))
 PIXELS = EnvSpec(
     {"image": ArraySpec((84, 84, 4), "uint8"), "speed": ArraySpec((1,))}, ActionSpec("discrete", (6,))
@@ -136,6 +137,15 @@ def test_results_that_would_depend_on_the_number_of_ranks_are_warned_of(name):
 def test_an_algorithm_without_mistakes_passes(name, spec):
     assert check(name, spec) is None
     assert check(name, spec, num_envs=1) is None
+
+
+# Two learners have unequal shares of an odd number of environments.
+@pytest.mark.parametrize("num_envs", [3, 5])
+@pytest.mark.parametrize(
+    ("name", "spec"), [("Good", DISCRETE), ("reinforce", MASKED), ("dqn", DISCRETE), ("sac", BOUNDED)]
+)
+def test_an_odd_number_of_environments_is_no_reason_for_a_warning(name, spec, num_envs):
+    assert check(name, spec, num_envs=num_envs) is None
 
 
 def test_one_with_memory_passes():
