@@ -32,7 +32,6 @@ _MAX_ROLLOUTS = 300  # an algorithm that replays waits until it has enough rows
 _MAX_STEPS, _MAX_MOVED = 100, 2**24  # steps of a trial, and numbers that they move
 _END_SHARE = 0.15  # share of the steps of a tried rollout in which an episode ends
 _OTHER_GRADIENT = 1e-3  # difference between gradients of one and of two learners, relative to their norm
-_PATIENCE_S = 20.0  # that one of two learners waits for the other
 
 
 class LearningTrial:
@@ -128,7 +127,7 @@ class LearningTrial:
         """Let two threads share the environments and learn; return the gradients of all steps."""
         shared = _Shared()
         algorithms = [self.trial.made() for _ in range(2)]  # with the same initial parameters
-        errors: list[BaseException] = []
+        errors: list[BaseException | None] = [None, None]
 
         def learn(rank: int) -> None:
             try:
@@ -136,26 +135,25 @@ class LearningTrial:
                 own = learner.shape.env_indices(rank)  # as in a run, the first one has more if they are odd
                 for iteration in range(1, self.num_rollouts + 1):
                     self._update(learner, iteration, slice(own.start, own.stop))
-            except threading.BrokenBarrierError as e:
-                errors.append(e)
-            except Exception as e:
-                errors.insert(0, e)
+            except (Exception, _OtherCalls) as e:
+                errors[rank] = e
             finally:
-                if errors:
-                    shared.barrier.abort()
+                shared.end(rank)
 
         threads = [threading.Thread(target=learn, args=(rank,)) for rank in range(2)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        if errors and isinstance(errors[0], threading.BrokenBarrierError):
+        # An error of one learner is the cause of the other calls of the other.
+        for error in errors:
+            if isinstance(error, Exception):
+                self.trial.call("learn", partial(_raise, error), " on one of two learners:")
+        if any(errors):
             raise self.trial.fails(
                 "learn",
                 "makes other calls of step on one of two learners: every learner makes the same calls",
             )
-        if errors:
-            self.trial.call("learn", lambda: _raise(errors[0]), " on one of two learners:")
         return shared.groups[0].gradients
 
     # -- Random rollouts.
@@ -276,13 +274,40 @@ class _Enough(BaseException):
     """Ends a trial after so many steps: no `except Exception` of an algorithm catches it."""
 
 
+class _OtherCalls(BaseException):
+    """Ends a learner if the other one makes another call, or has ended: no `except Exception` catches it."""
+
+
 class _Shared:
-    """What the groups of two threads have in common."""
+    """Where two threads meet in each call, however long one of them computes."""
 
     def __init__(self) -> None:
-        self.barrier = threading.Barrier(2, timeout=_PATIENCE_S)
-        self.slots: list[Any] = [None, None]
         self.groups = [_OfThreads(self, rank) for rank in range(2)]
+        self._changed = threading.Condition()
+        self._calls = [0, 0]  # of each thread so far
+        self._has_ended = [False, False]
+        # What each thread gave in its last two calls: it may be one call ahead of a thread that is yet to read.
+        self._given: list[list[Any]] = [[None, None], [None, None]]
+
+    def end(self, rank: int) -> None:
+        """Say that this thread makes no further call."""
+        with self._changed:
+            self._has_ended[rank] = True
+            self._changed.notify_all()
+
+    def exchange(self, rank: int, given: Any) -> list[Any]:
+        """Return what both threads give in their n-th call. Raises _OtherCalls if the other one ends before."""
+        other = 1 - rank
+        with self._changed:
+            number = self._calls[rank]
+            self._given[rank][number % 2] = given
+            self._calls[rank] += 1
+            self._changed.notify_all()
+            # No limit of time: the other one calls, ends, or computes.
+            self._changed.wait_for(lambda: self._calls[other] > number or self._has_ended[other])
+            if self._calls[other] <= number:
+                raise _OtherCalls
+            return [each_given[number % 2] for each_given in self._given]
 
 
 class _OfThreads(_Recording):
@@ -304,14 +329,10 @@ class _OfThreads(_Recording):
         return super().sum_(tensor.copy_(a + b))
 
     def _of_both(self, what: str, x: torch.Tensor) -> list[torch.Tensor]:
-        """Return x of both learners. Raises BrokenBarrierError if they make different calls."""
-        shared = self._shared
-        shared.slots[self.rank] = (what, x.clone())
-        shared.barrier.wait()
-        (a, first), (b, second) = shared.slots
-        shared.barrier.wait()
+        """Return x of both learners. Raises _OtherCalls if they make different calls."""
+        (a, first), (b, second) = self._shared.exchange(self.rank, (what, x.clone()))
         if (a, first.shape, first.dtype) != (b, second.shape, second.dtype):
-            raise threading.BrokenBarrierError
+            raise _OtherCalls
         return [first, second]
 
 

@@ -324,3 +324,18 @@ class OwnCalls(Good):
         if 0 in step.envs:
             step.sum(1.0)
         return super().learn(rollout, step)
+
+
+class OneMoreCall(Good):
+    def learn(self, rollout, step):
+        found = super().learn(rollout, step)
+        if 0 in step.envs:
+            step.sum(1.0)
+        return found
+
+
+class FailingSecond(Good):
+    def learn(self, rollout, step):
+        if 0 not in step.envs:
+            raise KeyError("second")
+        return super().learn(rollout, step)

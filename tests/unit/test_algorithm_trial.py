@@ -1,6 +1,7 @@
 """The trial of algorithms: each mistake is one sentence before any process starts."""
 
 import random
+import threading
 import time
 
 import numpy as np
@@ -94,6 +95,9 @@ SAID = {
     " them: add needs_successors = True to its class",
     "Replacing": "Replacing.learn replaces tensors in kept: change them in place, as self.kept['x'].copy_(y)",
     "OwnCalls": "OwnCalls.learn makes other calls of step on one of two learners: every learner makes the same calls",
+    "OneMoreCall": "OneMoreCall.learn makes other calls of step on one of two learners: every learner makes the same "
+    "calls",
+    "FailingSecond": "FailingSecond.learn raised on one of two learners: KeyError: 'second', in learn",
 }
 
 
@@ -146,6 +150,17 @@ def test_an_algorithm_without_mistakes_passes(name, spec):
 )
 def test_an_odd_number_of_environments_is_no_reason_for_a_warning(name, spec, num_envs):
     assert check(name, spec, num_envs=num_envs) is None
+
+
+def test_two_learners_wait_for_each_other_however_long_one_computes(monkeypatch):
+    # A wait with a limit of time runs out at once.
+    wait = threading.Condition.wait
+    monkeypatch.setattr(
+        threading.Condition,
+        "wait",
+        lambda condition, timeout=None: wait(condition) if timeout is None else False,
+    )
+    assert check("Good") is None
 
 
 def test_one_with_memory_passes():
