@@ -47,8 +47,8 @@ class LearningTrial:
             self.num_envs = max(1, trial.settings.group_size)
         # A divisor of rollout_steps, for an algorithm may cut the steps into equal sequences.
         steps = trial.shape.rollout_steps
-        divisors = [n for n in range(1, steps + 1) if steps % n == 0]
-        self.num_steps = max(n for n in divisors if n == 1 or n * self.num_envs <= most)
+        longest = max(1, min(steps, most // self.num_envs))
+        self.num_steps = max(n for n in range(1, longest + 1) if steps % n == 0)
         self.rollouts: list[Transitions] = []  # learned from in turn
         self.num_rollouts = 0  # until the first step was made
         self._where = f" for a rollout of {self.num_steps} steps of {self.num_envs} environments:"

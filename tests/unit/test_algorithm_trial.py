@@ -201,3 +201,9 @@ def test_long_rollouts_of_images_are_tried_in_a_moment():
     start = time.process_time()
     check("reinforce", PIXELS, num_envs=64, rollout_steps=4096, hidden_sizes=[16])
     assert time.process_time() - start < 10
+
+
+def test_a_billion_steps_are_tried_in_a_moment():
+    start = time.process_time()
+    check("reinforce", rollout_steps=10**9)
+    assert time.process_time() - start < 10
