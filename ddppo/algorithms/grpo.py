@@ -65,9 +65,11 @@ class EpisodeCollector(Collector):
             self._check(ends)
             raise
         self._check(ends)
-        return self._finished(is_over, last)
+        return self._finished(is_over, last, ends)
 
-    def _finished(self, is_over: np.ndarray, last: np.ndarray) -> tuple[Transitions, list[FinishedEpisode]]:
+    def _finished(
+        self, is_over: np.ndarray, last: np.ndarray, ends: list[End]
+    ) -> tuple[Transitions, list[FinishedEpisode]]:
         """Return the rollout of episodes that end in rows `last` `[E]`, and the episodes that were not lost."""
         envs, is_within = np.arange(self.env.num_envs), np.arange(self.rollout_steps)[:, None] <= last
         terminated, truncated, valid, episode_start = self.flags
@@ -91,7 +93,8 @@ class EpisodeCollector(Collector):
         ]
         episodes.sort(key=lambda e: (e.step, e.env_index))
         if self.by_algorithm is not None:
-            return self._transitions(self.rollout_steps, self._final([]), torch.from_numpy(rewards)), episodes
+            final = self._final(_ends_of(is_over & ~is_lost, last, ends))
+            return self._transitions(self.rollout_steps, final, torch.from_numpy(rewards)), episodes
         masks, _ = self._compute_logprobs(self.rollout_steps)
         no_values = torch.zeros_like(self.logprobs)
         flags = torch.from_numpy(self.flags).to(self.device)
@@ -114,6 +117,12 @@ class EpisodeCollector(Collector):
 
 def _ended_in(t: int, ends: list[End]) -> list[int]:
     return ends[-1][1].tolist() if ends and ends[-1][0] == t else []
+
+
+def _ends_of(is_whole: np.ndarray, last: np.ndarray, ends: list[End]) -> list[End]:
+    """Return the ends of whole episodes in rows `last`: not those of later episodes, lost lives or lost processes."""
+    own = [(t, envs, is_whole[envs] & (last[envs] == t), final_obs) for t, envs, final_obs in ends]
+    return [(t, envs[of], each(lambda x, of=of: x[of], obs)) for t, envs, of, obs in own if of.any()]
 
 
 # -- Advantages within groups.

@@ -2,7 +2,9 @@ import numpy as np
 import pytest
 import torch
 
+from ddppo.algorithms.contract import Algorithm
 from ddppo.algorithms.grpo import EpisodeCollector
+from ddppo.config.algorithm_settings import AlgorithmSettings
 from ddppo.config.settings import EnvConfig
 from ddppo.config.variants import settings_of
 from ddppo.envs.make import make_vec_env
@@ -101,6 +103,52 @@ def test_a_lost_life_ends_no_episode():
     assert rollout.valid.sum(dim=0).tolist() == [6, 5]
     assert rollout.terminated.nonzero().tolist() == [[5, 0]]
     assert episodes == [FinishedEpisode(4, 7, 10.0, 5), FinishedEpisode(5, 6, 6.0, 6)]
+
+
+class NeedsSuccessors(Algorithm):
+    hands_over = "episodes"
+    needs_successors = True
+
+
+def transitions(env, **settings):
+    """The rollout as an algorithm gets it that is neither PPO nor GRPO."""
+    made = collector(env, **settings)
+    made.use_algorithm(NeedsSuccessors(env.spec, AlgorithmSettings(), made.model))
+    return played(made)[0]
+
+
+class Long(CountingEnvs):
+    """The episode of environment 1 takes 15 steps."""
+
+    def reset(self, seeds, options=None):
+        super().reset(seeds, options)
+        self.steps[1] = -10
+        return self.observe()
+
+
+SUCCESSORS = {  # the environments, T, and the steps (t, environment) in which whole episodes end
+    "whole": (CountingEnvs(DISCRETE), 8, [[2, 0], [4, 1]]),
+    "before pseudo-steps": (CountingEnvs(DISCRETE, next_step=True), 8, [[2, 0], [4, 1]]),
+    "cut": (CountingEnvs(DISCRETE), 4, [[2, 0]]),
+    "followed by others": (Long(DISCRETE), 8, [[2, 0]]),
+    "lost": (Losing(DISCRETE), 8, [[2, 0]]),
+    "of two lives": (Living(DISCRETE), 8, [[4, 1], [5, 0]]),
+}
+
+
+@pytest.mark.parametrize("kind", SUCCESSORS)
+def test_the_successor_of_a_step_belongs_to_its_own_episode(kind):
+    env, rollout_steps, ends = SUCCESSORS[kind]
+    rollout = transitions(env, rollout_steps=rollout_steps)
+    assert rollout.ends.tolist() == ends
+    assert len(rollout.final_obs) == len(ends)
+    # Observations are (environment, steps since reset).
+    expected = rollout.obs + torch.tensor([0, 1])
+    if (
+        kind == "of two lives"
+    ):  # the game goes on with the next life, which these environments begin with a reset
+        expected[2, 0, 1] = 0
+    assert torch.equal(rollout.successors()[rollout.valid], expected[rollout.valid])
 
 
 def test_two_environments_of_one_seed_begin_alike():

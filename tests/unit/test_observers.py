@@ -9,10 +9,13 @@ import pytest
 import torch
 from test_envs_tasks import task
 
+from ddppo.algorithms.contract import Algorithm
+from ddppo.algorithms.grpo import EpisodeCollector
 from ddppo.collectives.group import Group
+from ddppo.config.algorithm_settings import AlgorithmSettings
 from ddppo.config.settings import EnvConfig
 from ddppo.config.variants import settings_of
-from ddppo.distributed.topologies.central_inference import CentralCollector
+from ddppo.distributed.topologies.central_inference import CentralCollector, CentralEpisodes
 from ddppo.envs.backends.observers import Observers
 from ddppo.envs.make import make_vec_env
 from ddppo.envs.probing.probe import probe
@@ -60,8 +63,8 @@ def made_of(env, model, dtype=torch.float64):
     return {"env": env, "model": model, "normalizer": None, **how}
 
 
-def central_of(env, model, max_wait_s=None, **more):
-    collector = CentralCollector(**made_of(env, model, **more))
+def central_of(env, model, max_wait_s=None, kind=CentralCollector, **more):
+    collector = kind(**made_of(env, model, **more))
     collector.group, collector.max_wait_s = Group(), max_wait_s
     return collector
 
@@ -77,6 +80,29 @@ def test_the_rollout_is_that_of_environments_stepped_in_turn(observers, max_wait
         assert episodes_a == episodes_b
         for x, y in zip(a, b, strict=True):
             torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-12)
+
+
+class NeedsSuccessors(Algorithm):
+    hands_over = "episodes"
+    needs_successors = True
+
+
+def test_successors_of_whole_episodes_are_those_of_environments_stepped_in_turn(observers):
+    spec = probe(CARTPOLE)
+    model = build_model(spec, settings_of("model", hidden_sizes=[16]), 0, torch.float64)
+    in_turn = make_vec_env(replace(CARTPOLE, backend="sync", num_workers=None), range(NUM_ENVS), 0, 1)
+    found = []
+    for collector in (
+        EpisodeCollector(**made_of(in_turn, model)),
+        central_of(observers(CARTPOLE), model, kind=CentralEpisodes),
+    ):
+        collector.use_algorithm(NeedsSuccessors(spec, AlgorithmSettings(), model))
+        collector.reset(list(range(NUM_ENVS)))
+        rollout, _ = collector.collect(np.random.default_rng(0).random((STEPS, NUM_ENVS, 1)))
+        found.append((rollout.ends[rollout.ends[:, 1].argsort()], rollout.successors()[rollout.valid]))
+    assert len(found[0][0]) == NUM_ENVS
+    for x, y in zip(*found, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-12)
 
 
 def test_a_batch_of_all_takes_one_forward_a_step_though_episodes_are_of_unequal_length(observers):

@@ -183,8 +183,9 @@ class CentralEpisodes(CentralCollector, EpisodeCollector):
     def collect(self, noise: np.ndarray) -> tuple[Transitions, list[FinishedEpisode]]:
         self._is_over = np.zeros(self.env.num_envs, dtype=bool)
         self._last = np.full(self.env.num_envs, self.rollout_steps - 1)
-        self._check(self._collect_rows(noise))
-        return self._finished(self._is_over, self._last)
+        ends = self._collect_rows(noise)
+        self._check(ends)
+        return self._finished(self._is_over, self._last, ends)
 
     def _is_done(self, observer: int, num_rows: int) -> bool:
         return super()._is_done(observer, num_rows) or bool(self._is_over[self.env.parts[observer]].all())
