@@ -99,7 +99,7 @@ def test_a_hangup_that_nohup_has_ignored_stops_nothing(call, monkeypatch, tmp_pa
 def test_a_signal_before_the_first_iteration_says_that_there_is_nothing_to_go_on_from(
     call, monkeypatch, tmp_path
 ):
-    signal_before(monkeypatch, "ddppo.loop.build.build_model", signal.SIGTERM)
+    signal_before(monkeypatch, "ddppo.loop.build.build_networks", signal.SIGTERM)
     code, stderr = call(*SMALL, f"hydra.run.dir={tmp_path}")
     assert (code, stderr) == (143, "stopped by SIGTERM; there is no checkpoint\n")
 
