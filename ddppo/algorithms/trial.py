@@ -30,10 +30,11 @@ _ROUNDING = {torch.float32: 1e-5, torch.float64: 1e-9}  # of outputs of a row al
 
 
 def check_algorithm(config: Config, spec: EnvSpec, shape: BatchShape, make_sync: MakeSync) -> str | None:
-    """Try the algorithm of `config`. Returns a warning if results may depend on W, else None. Raises ConfigError."""
+    """Try the algorithm of `config`, which has no learner of its own.
+
+    Returns a warning if results may depend on W, else None. Raises ConfigError.
+    """
     kind = algorithm_class(config)
-    if kind.learner_class is not None:
-        return None
     with _no_trace():
         trial = AlgorithmTrial(kind, config, spec, shape)
         trial.check_class()

@@ -11,7 +11,6 @@ import torch
 from ddppo.algorithms.build import algorithm_class
 from ddppo.algorithms.known import algorithm_setting
 from ddppo.algorithms.task_sampler import check_whole_episodes, make_sampler
-from ddppo.algorithms.trial import check_algorithm
 from ddppo.collectives.group import Group
 from ddppo.config import rank_rules, rules
 from ddppo.config.model_settings import MODELS
@@ -170,7 +169,11 @@ def _check_networks(
         learning_rates=config.ppo.learning_rates,
     )
     check_own_memory(config, spec, shape)
-    algorithm_warning = check_algorithm(config, spec, shape, sync_of_one)
+    algorithm_warning = None
+    if algorithm_class(config).learner_class is None:
+        from ddppo.algorithms.trial import check_algorithm  # not for PPO and GRPO
+
+        algorithm_warning = check_algorithm(config, spec, shape, sync_of_one)
     loss_warning = None
     if config.ppo.losses:
         from ddppo.ppo.gradient_check import check_losses  # most runs have no loss terms of their own

@@ -1,5 +1,6 @@
 """GAE against a slow oracle: on random rows, and on rollouts of real environments of every backend."""
 
+import dataclasses
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -259,7 +260,7 @@ class Played:
 
 def copied(rollout):
     """A rollout that the next one does not overwrite."""
-    kept = {name: getattr(rollout, name) for name in rollout.__slots__}
+    kept = {name: getattr(rollout, name) for name in (f.name for f in dataclasses.fields(rollout))}
     return type(rollout)(
         **{name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in kept.items()}
     )

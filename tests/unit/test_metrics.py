@@ -25,7 +25,18 @@ def test_every_metric_is_listed_once_and_fully():
     names = [m.name for m in rows]
     assert len(names) == len(set(names))
     for metric in rows:
-        groups = {"rollout", "train", "time", "dist", "curriculum", "search", "eval", "loss", "user"}
+        groups = {
+            "rollout",
+            "train",
+            "time",
+            "dist",
+            "curriculum",
+            "search",
+            "eval",
+            "loss",
+            "user",
+            "algorithm",
+        }
         assert metric.name.split("/")[0] in groups
         assert all((metric.unit, metric.reduction, metric.meaning, metric.source))
 

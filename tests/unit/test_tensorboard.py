@@ -54,6 +54,7 @@ def test_scalars_are_grouped_and_named_as_in_the_table(written):
         "train",
         "loss",
         "user",
+        "algorithm",
         "time",
         "dist",
         "eval",

@@ -18,7 +18,6 @@ import torch
 from ddppo.algorithms.build import whole_episodes
 from ddppo.algorithms.contract import Algorithm
 from ddppo.algorithms.grpo import EpisodeCollector
-from ddppo.algorithms.learner import AlgorithmLearner
 from ddppo.algorithms.task_sampler import TaskSample, TaskSampler, collects_whole_episodes
 from ddppo.collectives.group import Group
 from ddppo.config.settings import Config, EnvConfig
@@ -204,7 +203,8 @@ class RankContext:
                 num_envs, training.gamma, self.device, shape.local_num_shards
             )
         if (own_class := self.algorithm.learner_class) is None:
-            learner: Any = AlgorithmLearner(
+            # Only here: a run of PPO does not import it.
+            learner: Any = imported("ddppo.algorithms.learner:AlgorithmLearner")(
                 self.algorithm, training, shape, sync, group, normalizers, config.seed
             )
         else:

@@ -140,7 +140,7 @@ class CppRollout(CppActing):
         # ddp_preempt cut the rollout: return the rows taken.
         rows = {f.name: getattr(self._rollout, f.name) for f in dataclasses.fields(Rollout)}
         cut: dict[str, Any] = {
-            name: x if x is None or isinstance(x, bool) else x[:taken] for name, x in rows.items()
+            name: x[:taken] if isinstance(x, torch.Tensor) else x for name, x in rows.items()
         }
         return Rollout(**cut), self._episodes()
 
