@@ -172,9 +172,10 @@ def _read(meeting: Path, timeout_s: float) -> tuple[str, int]:
     """Wait until rank 0 has written where its store is; return address and port. Raises CollectiveError."""
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:
-        with suppress(FileNotFoundError, ProcessLookupError):
+        with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
             number, address, port = json.loads(meeting.read_text())
-            os.kill(number, 0)  # a rank 0 that was killed left its file
+            # A rank 0 that was killed left its file; its number may be that of another user's process now.
+            os.kill(number, 0)
             return address, port
         time.sleep(_AGAIN_S)
     raise CollectiveError(

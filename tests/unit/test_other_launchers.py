@@ -227,7 +227,19 @@ def test_rank_0_writes_where_its_store_is_until_all_have_met(monkeypatch, meetin
 def test_a_file_that_a_killed_rank_0_left_is_none(monkeypatch, meeting):
     ended = subprocess.Popen(["true"])
     ended.wait()
-    meeting.write_text(f'[{ended.pid}, "127.0.0.1", 1]')
+    assert_not_read(monkeypatch, meeting, ended.pid)
+
+
+def test_so_it_is_if_another_user_has_a_process_of_that_number_now(monkeypatch, meeting):
+    def kill(number, signal):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "kill", kill)
+    assert_not_read(monkeypatch, meeting, 1)
+
+
+def assert_not_read(monkeypatch, meeting, number):
+    meeting.write_text(f'[{number}, "127.0.0.1", 1]')
     monkeypatch.setenv("RANK", "1")
     with pytest.raises(CollectiveError, match=r"rank 1 on .* heard nothing from rank 0 within 0.2 s"):
         network.rendezvous_store(0.2)
