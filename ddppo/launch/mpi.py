@@ -93,12 +93,9 @@ def variables_of_rank(copy: Copy, environ: Mapping[str, str]) -> dict[str, str]:
     if launcher is _PMIX or not all(number.isdecimal() for number in numbers):
         raise ConfigError(refusal(copy))
     rank, world_size, local_rank = map(int, numbers)
-    if launcher.name == "srun":
-        per_node = tasks_per_node(environ[launcher.local_size])
-        local_world_size, num_hosts = per_node[int(environ["SLURM_NODEID"])], len(per_node)
-    else:
-        local_world_size = int(environ[launcher.local_size])
-        num_hosts = -(-world_size // local_world_size)  # at least
+    if (hosts := _hosts(launcher, environ, world_size)) is None:
+        raise ConfigError(refusal(copy))
+    local_world_size, num_hosts = hosts
 
     # Where do the ranks meet?
     variables = {LAUNCHER: launcher.name}
@@ -106,7 +103,9 @@ def variables_of_rank(copy: Copy, environ: Mapping[str, str]) -> dict[str, str]:
         if local_world_size == world_size:
             variables[MEETING] = str(_meeting_file(copy, environ))
         elif launcher.name == "srun":
-            variables |= _first_node(environ)
+            if (place := _first_node(environ)) is None:
+                raise ConfigError(refusal(copy))
+            variables |= place
         else:
             raise ConfigError(_homeless(copy, local_world_size))
     # How many cores has this host? The launcher may have bound each rank to one of them.
@@ -119,6 +118,20 @@ def variables_of_rank(copy: Copy, environ: Mapping[str, str]) -> dict[str, str]:
         "GROUP_WORLD_SIZE": str(num_hosts),
         HOST_CORES: cores or str(_cores_of(_launching_process(copy)[0])),
     }
+
+
+def _hosts(launcher: _Launcher, environ: Mapping[str, str], world_size: int) -> tuple[int, int] | None:
+    """Return the number of ranks on this host and the number of hosts; None if the launcher does not tell these."""
+    if launcher.name == "srun":
+        with suppress(ValueError, IndexError):
+            per_node = tasks_per_node(environ.get(launcher.local_size, ""))
+            return per_node[int(environ.get("SLURM_NODEID", ""))], len(per_node)
+        return None
+    text = environ.get(launcher.local_size, "")
+    local_world_size = int(text) if text.isdecimal() else 0
+    return (
+        (local_world_size, -(-world_size // local_world_size)) if local_world_size else None
+    )  # hosts: at least
 
 
 def refusal(copy: Copy) -> str:
@@ -159,12 +172,19 @@ def tasks_per_node(text: str) -> list[int]:
     return counts
 
 
-def _first_node(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return MASTER_ADDR and MASTER_PORT of a step over several nodes: task 0 is on the first one."""
+def _first_node(environ: Mapping[str, str]) -> dict[str, str] | None:
+    """Return MASTER_ADDR and MASTER_PORT of a step over several nodes: task 0 is on the first one.
+
+    None if SLURM does not tell enough.
+    """
+    nodes = environ.get("SLURM_STEP_NODELIST")
+    numbers = [environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")]
+    if not nodes or not all(number.isdecimal() for number in numbers):
+        return None
     # node[03-07,9] stands for node03, node04, ...
-    node = re.sub(r"\[(\d+)[^\]]*\]", r"\1", environ["SLURM_STEP_NODELIST"]).split(",")[0]
+    node = re.sub(r"\[(\d+)[^\]]*\]", r"\1", nodes).split(",")[0]
     # Steps that share a node have different ports, below those of outgoing connections (32768 and above).
-    step = 64 * int(environ["SLURM_JOB_ID"]) + int(environ["SLURM_STEP_ID"])
+    step = 64 * int(numbers[0]) + int(numbers[1])
     return {"MASTER_ADDR": node, "MASTER_PORT": environ.get("MASTER_PORT") or str(15000 + step % 15000)}
 
 

@@ -245,6 +245,18 @@ def assert_not_read(monkeypatch, meeting, number):
         network.rendezvous_store(0.2)
 
 
+TWO_NODES = STEP | {"SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_STEP_NODELIST": "node[03-04]"}
+UNNEEDED = (
+    "SLURM_NTASKS",
+    "SLURM_PROCID",
+    "SLURM_STEP_NUM_TASKS",
+)  # without the last two the step is none of several
+
+
+def all_but(environ, name):
+    return {each: value for each, value in environ.items() if each != name}
+
+
 @pytest.mark.parametrize(
     ("environ", "launcher", "number"),
     [
@@ -252,6 +264,16 @@ def assert_not_read(monkeypatch, meeting, number):
         ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}, "mpirun started 2 copies", 1),
         ({"PMIX_RANK": "1"}, "a launcher that speaks PMIx started this command as one of several", 1),
         (HYDRA | {"PMI_RANK": "x"}, "mpiexec started 4 copies", 0),
+        (HYDRA | {"MPI_LOCALNRANKS": "x"}, "mpiexec started 4 copies", 1),
+        (HYDRA | {"MPI_LOCALNRANKS": "0"}, "mpiexec started 4 copies", 1),
+        (all_but(HYDRA, "MPI_LOCALNRANKS"), "mpiexec started 4 copies", 1),
+        (STEP | {"SLURM_STEP_TASKS_PER_NODE": "2x3"}, "srun started 4 copies", 1),
+        (STEP | {"SLURM_NODEID": "1"}, "srun started 4 copies", 1),
+        *(
+            (all_but(TWO_NODES, name), "srun started 4 copies", 1)
+            for name in TWO_NODES
+            if name not in UNNEEDED
+        ),
     ],
 )
 def test_copies_that_cannot_know_each_other_are_told_how_to_start(environ, launcher, number):
