@@ -183,7 +183,11 @@ def test_the_cores_of_a_host_are_all_that_the_launcher_may_use(monkeypatch):
 # Starts a rank for each number, which prints where the ranks meet; one of them behind a script of its own.
 LAUNCHER = """
 import os, subprocess, sys
-show = "import os; from ddppo.launch.mpi import *; print(variables_of_rank(copy_of(os.environ), os.environ)[MEETING])"
+show = (
+    "import os; from ddppo.launch.mpi import *;"
+    "place = variables_of_rank(copy_of(os.environ), os.environ)[MEETING];"
+    "os.write(1, f'{place} '.encode())"  # in one piece, for print may write the end of the line later
+)
 ranks = []
 for rank in ("0", "1"):
     environ = os.environ | {"PMI_RANK": rank, "PMI_SIZE": "2", "MPI_LOCALRANKID": rank, "MPI_LOCALNRANKS": "2"}
