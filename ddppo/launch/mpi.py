@@ -5,7 +5,8 @@ under torchrun. Rank 0 opens the store in which the ranks meet (distributed/netw
 
     MASTER_ADDR and MASTER_PORT, if both are set.
     All ranks on one host: any free port. Rank 0 writes it to a file, and the name of the file follows from the job.
-    srun on several nodes: the first node of the step, and a port that follows from the number of the step.
+    srun on several nodes: the first node of the step, and a port that follows from the number of the step, unless one
+    of the two is set.
 
 mpirun does not say on which host rank 0 is. Over several hosts without MASTER_ADDR and MASTER_PORT it is refused.
 """
@@ -185,7 +186,10 @@ def _first_node(environ: Mapping[str, str]) -> dict[str, str] | None:
     node = re.sub(r"\[(\d+)[^\]]*\]", r"\1", nodes).split(",")[0]
     # Steps that share a node have different ports, below those of outgoing connections (32768 and above).
     step = 64 * int(numbers[0]) + int(numbers[1])
-    return {"MASTER_ADDR": node, "MASTER_PORT": environ.get("MASTER_PORT") or str(15000 + step % 15000)}
+    return {
+        "MASTER_ADDR": environ.get("MASTER_ADDR") or node,
+        "MASTER_PORT": environ.get("MASTER_PORT") or str(15000 + step % 15000),
+    }
 
 
 # -- One host.

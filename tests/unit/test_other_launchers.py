@@ -163,6 +163,9 @@ def test_ranks_of_srun_on_several_nodes_meet_on_the_first_one(nodes, first):
     ports = {as_rank(several | {"SLURM_STEP_ID": str(step)})["MASTER_PORT"] for step in range(64)}
     assert len(ports) == 64
     assert all(15000 <= int(port) < 30000 for port in ports)
+    # One of the two that the user gave is used.
+    for name, value in PLACE.items():
+        assert as_rank(several | {name: value}) == variables | {name: value}
 
 
 def test_the_cores_of_a_host_are_all_that_the_launcher_may_use(monkeypatch):
