@@ -5,10 +5,12 @@ tell by its parent only. So do torchrun's agent and modules of the tests. `Progr
 """
 
 import functools
+import itertools
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -34,6 +36,7 @@ FORKED = ("ddppo.", "tests.", "torch.distributed.run")
 # a test expects to be late is held up for good, frozen or asleep, never for a time that a loaded machine also takes.
 PATIENCE_S = 900.0
 NEVER_S = 86_400.0  # a limit of the program's that no test reaches: something else ends what it limits
+_ports = itertools.count(16 * os.getpid())
 TINY = ("eval.final_episodes=0", "log.progress=none", "log.tensorboard=false")  # first: later overrides win
 
 
@@ -170,6 +173,18 @@ def lines(run_dir: Path, name: str = "metrics.jsonl") -> list[dict]:
 
 def summary(run_dir: Path) -> dict:
     return json.loads((run_dir / "summary.json").read_text())
+
+
+def free_port() -> int:
+    """Return a port on which no program listens, another one in each call and in each process of the tests.
+
+    It is below those that the system gives to a program that asks for any (32768 and above), or else another test could
+    get it before it is used.
+    """
+    while True:
+        port = 20_000 + next(_ports) % 10_000
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def wait_until(condition: Callable[[], bool], what: str = "end", timeout_s: float = PATIENCE_S) -> None:

@@ -5,13 +5,12 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 
 import pytest
 
-from tests.support import TINY, Program, run, started, summary, wait_until
+from tests.support import TINY, Program, free_port, run, started, summary, wait_until
 
 SMALL = [
     *TINY, "env=cartpole", "env.num_envs=4", "ppo.rollout_steps=16", "ppo.total_steps=128", "ppo.num_epochs=2",
@@ -78,10 +77,12 @@ def test_four_processes_of_a_launcher_are_the_ranks_of_one_run(tmp_path, own, na
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TWO_HOSTS)
-def test_ranks_of_two_hosts_meet_where_they_are_told_to(tmp_path, free_port, name):
+def test_ranks_of_two_hosts_meet_where_they_are_told_to(tmp_path, name):
     place = {} if name == "srun" else {"MASTER_ADDR": "127.0.0.1"}
     variables = (
-        TWO_HOSTS[name] | place | {"num_local": "2", "MASTER_PORT": str(free_port), "DDPPO_MACHINE": "{node}"}
+        TWO_HOSTS[name]
+        | place
+        | {"num_local": "2", "MASTER_PORT": str(free_port()), "DDPPO_MACHINE": "{node}"}
     )
     result = run(
         simulated(variables, 4, *TRAIN, f"hydra.run.dir={tmp_path / 'run'}"),
@@ -91,12 +92,6 @@ def test_ranks_of_two_hosts_meet_where_they_are_told_to(tmp_path, free_port, nam
     assert result.code == 0, result.stderr
     of_run = summary(tmp_path / "run")
     assert [of_run["world_size"], of_run["derived"]["num_nodes"]] == [4, 2]
-
-
-@pytest.fixture
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from ddppo.launch import rank as launched
-from tests.support import CHECKOUT, TINY, door, run, started, summary, wait_until
+from tests.support import CHECKOUT, TINY, door, free_port, run, started, summary, wait_until
 
 SMALL = [
     *TINY, "env=cartpole", "env.num_envs=4", "ppo.rollout_steps=16", "ppo.total_steps=128", "ppo.num_epochs=2",
@@ -139,8 +139,7 @@ def test_beside_torchrun_an_exception_in_rank_0_s_checks_has_one_traceback(tmp_p
 
 @pytest.fixture
 def port():
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
+    return free_port()
 
 
 def one_rank(rank, port, *arguments, run_dir, host="127.0.0.1", **more):

@@ -1,21 +1,17 @@
 """A served run goes on whatever of it is killed; `python -m tests.serve.served_kills 100` kills at more instants."""
 
-import socket
-
 import pytest
 
 for needed in ("msgpack", "websockets", "uvicorn", "fastapi"):
     pytest.importorskip(needed, reason="needs the extra serve: pip install '.[serve]'")
 
 from tests.serve.served_kills import Kills  # noqa: E402
-from tests.support import wait_until  # noqa: E402
+from tests.support import free_port, wait_until  # noqa: E402
 
 
 @pytest.mark.slow
 def test_worlds_servers_and_trainers_are_killed_and_nothing_but_their_episodes_is_lost(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    kills = Kills(tmp_path, port, seed=0)
+    kills = Kills(tmp_path, free_port(), seed=0)
     try:
         for what in ("world", "server", "trainer", "world"):
             kills.kill(what)
