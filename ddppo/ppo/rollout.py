@@ -95,8 +95,8 @@ class RolloutCollector(Protocol):
 
     A class of a model's own also has `make(context: RankContext)`, which makes the environments and returns the
     collector, and `check(config, shape)`, which raises ConfigError before a run begins. For distributed=env_workers it
-    has `over_ranks(context)`: on rank 0 it returns a collector that acts in the environments of the other ranks, and
-    whose `env` has `release()`; on the other ranks an `EnvServer` (ddppo/distributed/topologies/env_workers.py).
+    has `over_ranks(context)`. On rank 0 this returns a collector that acts in the environments of the other ranks; its
+    `env` has `release()`. On the other ranks it returns an `EnvServer` (ddppo/distributed/topologies/env_workers.py).
     """
 
     whole_episodes: (
