@@ -69,11 +69,13 @@ class Program(list):
 class Fork(subprocess.Popen):
     """What subprocess.Popen makes of `python -m <module> <arguments>`, forked, in a session of its own."""
 
+    server = staticmethod(lambda: warm_server())  # what it is forked from
+
     def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *others):
         # startupinfo, creationflags, shell, and both ends of three pipes; -1 for what is inherited
         theirs = (others[3], others[6], others[8])
         stdio = [fd if fd >= 0 else number for number, fd in enumerate(theirs)]
-        self._fork = warm_server().start(
+        self._fork = self.server().start(
             args[2], args[3:], env or os.environ, title=" ".join(args[1:]), cwd=str(cwd), stdio=stdio
         )
         self.pid = self._fork.pid
