@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from omegaconf import MISSING
 
+from ddppo import device
 from ddppo.config.fields import setting
 from ddppo.errors import AfterTrainingError, ConfigError, StorageError, TrainingError, in_one_line
 from ddppo.files import jsonable, stored, write_json
@@ -49,10 +50,13 @@ class EvaluateConfig:
     video_format: str = setting("mp4", "format of the video", choices=("mp4", "gif"))
     json: bool = setting(False, "print one JSON object instead of text")
     out: str | None = setting(None, "file that also receives the JSON object")
-    device: str = setting("cpu", "where the policy runs", choices=("auto", "cpu", "cuda"))
+    device: str = setting("cpu", f"where the policy runs: {device.MEANING}")
     other_spaces: bool = setting(
         False, "play though the task has other observations or actions than the policy was trained on"
     )
+
+    def check(self) -> None:
+        device.check_name(self.device)
 
 
 @door()

@@ -68,7 +68,7 @@ class SlurmLauncherConfig:
     qos: str | None = setting(None, "sbatch --qos")
     constraint: str | None = setting(None, "sbatch --constraint")
     exclusive: bool = setting(False, "share nodes with no other job, as a measurement needs")
-    setup: list[str] = setting(meaning="shell lines before the run, e.g. ['module load cuda']", factory=list)
+    setup: list[str] = setting(meaning="shell lines before the run, e.g. ['module load gcc']", factory=list)
     additional_parameters: dict[str, Any] = setting(meaning="any other options of sbatch", factory=dict)
     array_parallelism: int = setting(256, "most jobs of one array that run at once", low=1)
     one_at_a_time: bool = setting(

@@ -1,8 +1,8 @@
 """How ranks meet: each describes itself in the launcher's store, and from all descriptions follows the group.
 
 `meet` is called once by every rank. All ranks read the same descriptions, so all choose the same collective without
-further messages. dist.collective=auto takes, in this order: NCCL if every rank has its own GPU; shared memory within
-machines, with Gloo between one leader per machine; Gloo between all ranks.
+further messages. dist.collective=auto takes, in this order: the accelerators' own backend (NCCL, XCCL) if every rank
+has one to itself; shared memory within machines, with Gloo between one leader per machine; Gloo between all ranks.
 """
 
 import hashlib
@@ -32,6 +32,7 @@ from ddppo.collectives.shared_memory import (
     this_process,
 )
 from ddppo.collectives.torch_distributed import Hierarchy, ProcessGroup
+from ddppo.device import BACKENDS, backend_of, bound
 from ddppo.errors import TrainingError
 from ddppo.native import NotCompiled
 from ddppo.processes.machine import allowed_cores, at_most, cpu_quota, unnamed_file
@@ -46,7 +47,9 @@ class Wanted:
 
     collective: str  # dist.collective: auto, shm, gloo or nccl
     device: torch.device
-    own_gpu: bool  # whether every rank of this machine has its own GPU
+    own_device: (
+        bool  # whether every rank of this machine has an accelerator to itself, with a backend of its own
+    )
     timeout_s: float
     process_group: bool = False  # also make a process group of torch.distributed, for dist.grad_sync=ddp
     subgroups: bool = False  # the topology will call Group.subgroup
@@ -91,8 +94,8 @@ class _Meeting:
     def group_of_all(self, watch: Watch) -> Peers:
         """Return the group of all ranks, by dist.collective."""
         kind, wanted = self._wanted.collective, self._wanted
-        if kind == "auto" and all(each["own_gpu"] for each in self._descriptions):
-            kind = "nccl"
+        if kind == "auto" and all(each["own_device"] for each in self._descriptions):
+            kind = backend_of(wanted.device)
         # Shared memory, alone or below Gloo.
         if kind in ("auto", "shm"):
             local = self._shared_memory_group(self._store, watch)
@@ -112,9 +115,8 @@ class _Meeting:
                     flush=True,
                 )
         # Otherwise torch.distributed between all ranks.
-        self._init_process_group(
-            "nccl" if kind == "nccl" else "gloo", self._store, watch.rank, watch.world_size
-        )
+        backend = kind if kind in BACKENDS.values() else "gloo"
+        self._init_process_group(backend, self._store, watch.rank, watch.world_size)
         self._has_process_group = True
         return ProcessGroup(watch, wanted.device, clocks_shared=self._is_one_machine(watch.members))
 
@@ -256,8 +258,9 @@ class _Meeting:
     def _init_process_group(self, backend: str, store: dist.Store, rank: int, world_size: int) -> None:
         with interrupts_kill():
             dist.init_process_group(
-                backend, store=store, rank=rank, world_size=world_size, timeout=self._timeout
-            )
+                backend, store=store, rank=rank, world_size=world_size, timeout=self._timeout,
+                **bound(self._wanted.device, backend),
+            )  # fmt: skip
 
 
 def _description(wanted: Wanted) -> dict[str, Any]:
@@ -274,7 +277,7 @@ def _description(wanted: Wanted) -> dict[str, Any]:
         "process": [process.pid, process.started],
         "cores": allowed_cores(),
         "quota": min(cpu_quota(), sys.maxsize),  # CPUs; JSON has no infinity
-        "own_gpu": wanted.own_gpu,
+        "own_device": wanted.own_device,
     }
 
 

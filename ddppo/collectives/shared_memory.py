@@ -16,6 +16,7 @@ import torch
 
 from ddppo.collectives.group import CollectiveTiming, SumCall
 from ddppo.collectives.peers import Peers, Watch
+from ddppo.device import synchronize
 from ddppo.errors import CollectiveError
 from ddppo.native.compiling import SHARED_MEMORY
 from ddppo.processes.machine import unnamed_file
@@ -219,8 +220,7 @@ class SharedMemoryGroup(Peers):
         self.record(CollectiveTiming(start, time.perf_counter(), is_barrier=True))
 
     def _start(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)  # else time of queued kernels would count as communication
+        synchronize(self._device)  # else time of queued kernels would count as communication
         return time.perf_counter()
 
     def _give_up(self) -> None:

@@ -1,4 +1,4 @@
-"""Collectives through torch.distributed: `ProcessGroup` (Gloo on CPUs, NCCL on GPUs) and `Hierarchy`.
+"""Collectives through torch.distributed: `ProcessGroup` (Gloo on CPUs, NCCL or XCCL on GPUs) and `Hierarchy`.
 
 `Hierarchy` is for several machines: shared memory inside each machine, Gloo between one leader per machine.
 """
@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from ddppo.collectives.group import CollectiveTiming, Group
 from ddppo.collectives.peers import Peers, Watch
+from ddppo.device import BACKENDS, synchronize
 from ddppo.errors import CollectiveError
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in torch 2.13
@@ -38,7 +39,7 @@ class ProcessGroup(Peers):
         self.clocks_shared = clocks_shared
         self._members = members
         self._size = dist.get_world_size(members)
-        self._comm_device = device if self.name == "nccl" else torch.device("cpu")
+        self._comm_device = device if self.name in BACKENDS.values() else torch.device("cpu")
         self._buffers: dict[tuple[int, torch.dtype], torch.Tensor] = {}
 
     def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -90,22 +91,20 @@ class ProcessGroup(Peers):
 
     def barrier(self) -> None:
         with self._recorded("barrier", None):
-            if self._comm_device.type == "cuda":
+            if self._comm_device.type != "cpu":
                 dist.barrier(self._members, device_ids=[self.device.index])
-                torch.cuda.synchronize(self.device)
+                synchronize(self.device)
             else:
                 dist.barrier(self._members)
 
     @contextmanager
     def _recorded(self, what: str, num_bytes: int | None) -> Iterator[None]:
         """Record the enclosed collective, and turn its errors into a CollectiveError. num_bytes: None for a barrier."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # else time of queued kernels would count as communication
+        synchronize(self.device)  # else time of queued kernels would count as communication
         start = time.perf_counter()
         try:
             yield
-            if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)
+            synchronize(self.device)
         except RuntimeError as e:
             raise CollectiveError(self.lost(what, time.perf_counter() - start)) from e
         is_barrier = num_bytes is None

@@ -8,6 +8,7 @@ from typing import Any
 
 from ddppo.algorithms.known import algorithm_name, algorithm_setting
 from ddppo.config.settings import Config, DistSettings
+from ddppo.device import BACKENDS, takes_accelerator
 from ddppo.distributed.topologies.contract import Layout, Sizes
 from ddppo.distributed.topologies.known import find
 from ddppo.errors import ConfigError
@@ -94,10 +95,10 @@ def check_topology(config: Config) -> None:
     roles = layout(config)
     # A rank that only steps environments has no GPU, and a single learner sums no gradients.
     only_step = [role for role in roles.roles if role.ranks and not (role.acts or role.learns)]
-    if dist.collective == "nccl" and only_step:
+    if dist.collective in BACKENDS.values() and only_step:
         raise ConfigError(
-            f"dist.collective=nccl with distributed={dist.topology}: ranks of the role {only_step[0].name} only step "
-            "environments and have no GPU: use dist.collective=shm or gloo"
+            f"dist.collective={dist.collective} with distributed={dist.topology}: ranks of the role "
+            f"{only_step[0].name} only step environments and have no GPU: use dist.collective=shm or gloo"
         )
     if dist.grad_sync == "ddp" and dist.world_size > 1 and len(roles.learning) == 1:
         raise ConfigError(
@@ -168,8 +169,9 @@ def check_ordered(config: Config) -> None:
             f"dist.grad_sync={dist.grad_sync} {ordered}, which sums gradients of shards in its own order: leave "
             "it out"
         )
-    if config.device == "cuda" or dist.collective == "nccl":
-        what = "device=cuda" if config.device == "cuda" else "dist.collective=nccl"
+    if takes_accelerator(config.device) or dist.collective in BACKENDS.values():
+        is_device = takes_accelerator(config.device)
+        what = f"device={config.device}" if is_device else f"dist.collective={dist.collective}"
         raise ConfigError(f"{what} {ordered}, which works on CPUs only: use device=cpu")
     if (name := algorithm_name(config)) != "ppo":
         why = (

@@ -24,6 +24,7 @@ from ddppo.config.rank_rules import (
 from ddppo.config.replay_settings import ReplaySettings
 from ddppo.config.settings import Config, section, sections
 from ddppo.config.variants import RENAMED_BACKENDS, SECTIONS_WITH_VARIANTS, algorithm_at
+from ddppo.device import BACKENDS
 from ddppo.distributed.topologies.known import find
 from ddppo.errors import ConfigError
 from ddppo.plugins import added, imported
@@ -97,8 +98,13 @@ def _check_updates(config: Config) -> None:
             "where the batch does not grow: use scaling=weak"
         )
     # Pairs that exclude one another.
-    if dist.collective == "nccl" and config.device == "cpu":
-        raise ConfigError("dist.collective=nccl needs GPUs, but device=cpu: use dist.collective=shm or gloo")
+    if dist.collective in BACKENDS.values() and config.device == "cpu":
+        raise ConfigError(
+            f"dist.collective={dist.collective} needs GPUs, but device=cpu: use dist.collective=shm or gloo"
+        )
+    if dist.share_device and (config.device == "cpu" or dist.world_size == 1):
+        why = "device=cpu" if config.device == "cpu" else "dist.world_size=1"
+        raise ConfigError(f"dist.share_device=true has no effect with {why}: leave it out")
     if config.compile == "on" and dist.grad_sync == "ddp" and dist.world_size > 1:
         raise ConfigError(
             "compile=on with dist.grad_sync=ddp: DistributedDataParallel sums gradients inside backward, which is not "

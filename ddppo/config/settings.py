@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from omegaconf import MISSING
 
+from ddppo import device
 from ddppo.config.algorithm_settings import (
     AlgorithmChoice,
     AlgorithmSettings,
@@ -61,9 +62,13 @@ class DistSettings:
     )
     collective: str = setting(
         "auto",
-        "how ranks exchange numbers: shm (shared memory inside a machine, Gloo between machines), gloo or"
-        " nccl (torch.distributed), auto (nccl if every rank has a GPU of its own, else shm)",
-        choices=("auto", "shm", "gloo", "nccl"),
+        "how ranks exchange numbers: shm (shared memory inside a machine, Gloo between machines), gloo, nccl or xccl "
+        "(torch.distributed; the last two between accelerators), auto (the accelerators' own if every rank has one, "
+        "else shm)",
+        choices=("auto", "shm", "gloo", "nccl", "xccl"),
+    )
+    share_device: bool = setting(
+        False, "let several ranks of a machine compute on one accelerator, each with memory of its own there"
     )
     # Faults: parameters that differ, ranks that do not answer or are lost.
     check_every: int = setting(
@@ -305,10 +310,18 @@ class Config:
     run: RunConfig = field(default_factory=RunConfig)
     # Numbers and devices.
     seed: int = setting(0, "root of every random stream", low=0, high=2**63 - 1)
-    device: str = setting(
-        "auto", "auto takes a GPU if there is one, else the CPU", choices=("auto", "cpu", "cuda")
-    )
+    device: str = setting("auto", device.MEANING)
     dtype: str = setting("float32", "floating-point type of the model", choices=("float32", "float64"))
+    matmul_precision: str = setting(
+        "highest",
+        "accelerators: how float32 matrices are multiplied: highest (float32), high (TF32 or 3 x bfloat16), medium "
+        "(bfloat16), where the device has these (docs/devices.md)",
+        choices=("highest", "high", "medium"),
+    )
+    deterministic: bool = setting(
+        False,
+        "let torch use only kernels that give the same bits in every run; slower on accelerators",
+    )
     compile: str = setting(
         "auto",
         "machine code for the learner's step. auto: ddppo's C++ for model=mlp on CPUs; torch's compiler "
@@ -370,6 +383,9 @@ class Config:
         "to target_return",
         choices=("eval_return", "time_to_target"),
     )
+
+    def check(self) -> None:
+        device.check_name(self.device)
 
     @property
     def training(self) -> TrainingSettings:

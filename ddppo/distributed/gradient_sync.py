@@ -41,6 +41,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddppo.collectives.group import CollectiveTiming, Group, OrderedSum
+from ddppo.device import synchronize
 from ddppo.errors import CollectiveError
 from ddppo.models.actor_critic import ActorCritic, EvaluateActions
 from ddppo.ppo.learner import GradientSync
@@ -169,7 +170,7 @@ class BucketSync:
         device = parameters.gradient.device
         self.model = DistributedDataParallel(
             EvaluateActions(model),
-            device_ids=[device.index] if device.type == "cuda" else None,
+            device_ids=[device.index] if device.type != "cpu" else None,
             bucket_cap_mb=bucket_cap_mb,
             process_group=group.process_group,
             **_NO_BUFFERS,
@@ -190,8 +191,7 @@ class BucketSync:
             if self._lost_peers:
                 raise CollectiveError(self.group.lost("gradient sum", time.perf_counter() - start)) from e
             raise
-        if self.parameters.gradient.is_cuda:
-            torch.cuda.synchronize(self.parameters.gradient.device)
+        synchronize(self.parameters.gradient.device)
         # Split communication into exposed and hidden time, for time/t_comm and time/t_comm_total.
         end = time.perf_counter()
         last_ready = max(self._ready, default=end)
@@ -228,7 +228,7 @@ def make_gradient_sync(
     """
     if kind == "auto":
         # On a GPU the host's timestamps of overlapped buckets do not say when the device finished them.
-        is_large = parameters.gradient.numel() >= FLAT_BELOW and not parameters.gradient.is_cuda
+        is_large = parameters.gradient.numel() >= FLAT_BELOW and parameters.gradient.is_cpu
         kind = "ddp" if is_large and group.name == "gloo" else "flat"
     if kind == "flat" or group.world_size == 1:
         return FlatSync(model, parameters, group)

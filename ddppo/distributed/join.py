@@ -20,6 +20,16 @@ from ddppo.collectives.meeting import Wanted, meet
 from ddppo.collectives.peers import OwnPace, leave_word, note_met
 from ddppo.config.rank_rules import layout
 from ddppo.config.settings import Config
+from ddppo.device import (
+    BACKENDS,
+    accelerators,
+    backend_of,
+    has_ddp,
+    has_float64,
+    resolve,
+    select,
+    set_numerics,
+)
 from ddppo.distributed.network import (
     check_host_name,
     check_interfaces,
@@ -41,30 +51,54 @@ from ddppo.terminal import warn
 THREADS_PAY_FROM = 1_000_000_000
 
 
-def resolve_device(device: str, local_rank: int = 0) -> torch.device:
-    """Return the device of a rank. Raises ConfigError if the run asks for CUDA and there is none."""
-    if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise ConfigError(
-            "device=cuda, but torch sees no CUDA device here: use device=cpu, or device=auto for a GPU if there is one"
-        )
-    return torch.device("cuda", local_rank % torch.cuda.device_count())
+def computing_ranks(config: Config, first: int, num_ranks: int) -> list[int]:
+    """Return those of the ranks first, first + 1, ... that need the run's device: they act or learn.
 
-
-def device_of_rank(config: Config, rank: int, local_rank: int) -> torch.device:
-    """Return the device of a rank: the device of the run if the rank acts or learns, else the CPU.
-
-    With dist.reduction=ordered all ranks compute on CPUs. Raises ConfigError if CUDA is asked for, needed and missing.
+    With dist.reduction=ordered all ranks compute on CPUs, and none needs it.
     """
-    role = layout(config).role(rank)
-    needs_any = (role.acts or role.learns) and config.dist.reduction == "fast"
-    return resolve_device(config.device if needs_any else "cpu", local_rank)
+    if config.dist.reduction == "ordered":
+        return []
+    roles = layout(config)
+    ranks = range(first, min(first + num_ranks, config.dist.world_size))
+    return [rank for rank in ranks if (role := roles.role(rank)).acts or role.learns]
 
 
-def has_own_gpu(device: torch.device, local_world_size: int) -> bool:
-    """Return whether every rank of this machine has its own GPU."""
-    return device.type == "cuda" and local_world_size <= torch.cuda.device_count()
+def device_of_rank(config: Config, rank: int, local_rank: int, local_world_size: int) -> torch.device:
+    """Return the device of a rank: the run's if the rank acts or learns, else the CPU. Raises ConfigError.
+
+    Ranks that need an accelerator take those of their machine in order.
+    """
+    ranks = computing_ranks(config, rank - local_rank, local_world_size)
+    if rank not in ranks:
+        return torch.device("cpu")
+    share = config.dist.share_device
+    device = resolve(config.device, place=ranks.index(rank), num_places=len(ranks), share=share)
+    check_device(config, device)
+    return device
+
+
+def check_device(config: Config, device: torch.device) -> None:
+    """Raise ConfigError for settings that this kind of device does not have."""
+    where = f"device={config.device}" + (f", here {device.type}" if config.device != device.type else "")
+    if config.dtype == "float64" and not has_float64(device):
+        raise ConfigError(
+            f"dtype=float64 with {where}, which computes in float32 at most: use dtype=float32, or device=cpu"
+        )
+    if config.matmul_precision != "highest" and device.type == "cpu":
+        raise ConfigError(
+            f"matmul_precision={config.matmul_precision} has no effect with {where}, which multiplies float32 as it "
+            "is: leave it out"
+        )
+    if config.dist.world_size > 1 and config.dist.grad_sync == "ddp" and not has_ddp(device):
+        raise ConfigError(
+            f"dist.grad_sync=ddp with {where}: torch.distributed has no backend that reaches its memory: use "
+            "dist.grad_sync=flat"
+        )
+
+
+def has_own_device(device: torch.device, local_world_size: int) -> bool:
+    """Return whether every rank of this machine can have its own accelerator, and torch a backend between them."""
+    return backend_of(device) != "gloo" and local_world_size <= accelerators()[1]
 
 
 def check_collective(config: Config, device: torch.device, local_world_size: int) -> None:
@@ -74,10 +108,13 @@ def check_collective(config: Config, device: torch.device, local_world_size: int
     every rank.
     """
     kind = config.dist.collective
-    if kind == "nccl" and not has_own_gpu(device, local_world_size):
+    between_devices = kind in BACKENDS.values()
+    if between_devices and (kind != backend_of(device) or not has_own_device(device, local_world_size)):
+        type_, count = accelerators()
+        has = f"{count} of type {type_}" if count else "none"
         raise ConfigError(
-            f"dist.collective=nccl needs a GPU for each of the {local_world_size} ranks of this machine, which has "
-            f"{torch.cuda.device_count()}: use dist.collective=shm or gloo, or fewer ranks"
+            f"dist.collective={kind} needs a GPU that it reaches for each of the {local_world_size} ranks of this "
+            f"machine, which has {has}: use dist.collective=shm or gloo, or fewer ranks"
         )
     if config.dist.world_size == 1:
         return
@@ -93,7 +130,7 @@ def check_collective(config: Config, device: torch.device, local_world_size: int
                     f"dist.collective=shm needs its compiled part: {e}; {remedy} dist.collective=gloo"
                 ) from e
             uses_gloo = True
-    if kind == "nccl" or (kind == "auto" and has_own_gpu(device, local_world_size)):
+    if between_devices or (kind == "auto" and has_own_device(device, local_world_size)):
         check_interfaces("NCCL_SOCKET_IFNAME")
     elif uses_gloo:
         check_interfaces("GLOO_SOCKET_IFNAME")
@@ -131,8 +168,10 @@ def join(
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     rank, local_rank = (int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK"))
     # 1. Device and threads. The number of threads is set again once the size of the model is known.
-    device = device_of_rank(config, rank, local_rank)
+    device = device_of_rank(config, rank, local_rank, local_world_size)
+    set_numerics(config.matmul_precision, deterministic=config.deterministic)
     torch.set_num_threads(1)
+    select(device)
     if config.dist.world_size == 1:
         return Group(), device
     # 2. The network. If the launcher is killed, its ranks must end too.
@@ -142,8 +181,6 @@ def join(
         os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback_interface())
     elif local_rank == 0 and device.type == "cpu" and (warning := check_host_name()):
         warn(warning)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
     # 3. The store of the launcher, where ranks find one another.
     world_size = int(os.environ["WORLD_SIZE"])
     store = enter(config.dist.timeout_s)
@@ -155,7 +192,7 @@ def join(
     wanted = Wanted(
         config.dist.collective,
         device,
-        own_gpu=has_own_gpu(device, local_world_size),
+        own_device=has_own_device(device, local_world_size),
         timeout_s=config.dist.timeout_s,
         process_group=config.dist.grad_sync == "ddp",
         subgroups=find(config.dist.topology).subgroups,

@@ -16,8 +16,9 @@ from ddppo.config import rank_rules, rules
 from ddppo.config.model_settings import MODELS
 from ddppo.config.rules import check_remembering
 from ddppo.config.settings import Config
+from ddppo.device import accelerators, described, resolve
 from ddppo.distributed.gradient_sync import FLAT_BELOW, FlatParameters, FlatSync
-from ddppo.distributed.join import check_collective, resolve_device
+from ddppo.distributed.join import check_collective, check_device, computing_ranks
 from ddppo.distributed.topologies.known import find
 from ddppo.envs.probing.dry_run import dry_run
 from ddppo.envs.probing.suitability import on_spaces
@@ -196,7 +197,7 @@ def overlaps_from(config: Config, local_world_size: int | None) -> int | None:
         return None
     if config.dist.grad_sync == "ddp":
         return 0
-    runs_on_cpu = local_world_size is not None and resolve_device(config.device).type == "cpu"
+    runs_on_cpu = local_world_size is not None and resolve(config.device).type == "cpu"
     uses_gloo = config.dist.collective == "gloo" or SHARED_MEMORY.why_not() is not None
     return FLAT_BELOW if runs_on_cpu and uses_gloo else None
 
@@ -247,8 +248,7 @@ def _check_topology(config: Config, spec: EnvSpec, *, is_far: bool) -> None:
     if topology.check is not None:
         # device=auto may be a GPU on another machine: its ranks check it again.
         device = "cpu" if is_far and config.device == "auto" else config.device
-        known = resolve_device("auto") if device == "auto" else torch.device(device)
-        imported(topology.check)(config, spec, known)
+        imported(topology.check)(config, spec, described(device))
 
 
 # -- This machine.
@@ -260,17 +260,20 @@ def local_world_size(config: Config) -> int:
 
 
 def check_machine(config: Config, local_world_size: int) -> str | None:
-    """Check that this machine has cores or GPUs for its ranks. Returns a warning if ranks must share them."""
-    device = resolve_device(config.device if config.dist.reduction == "fast" else "cpu")
+    """Check that this machine has devices and cores for its ranks. Returns a warning if ranks must share them."""
+    # The ranks that need a device: this process is rank 0, the first of its machine.
+    num_computing = len(computing_ranks(config, 0, local_world_size))
+    device = torch.device("cpu")
+    if num_computing:
+        device = resolve(config.device, num_places=num_computing, share=config.dist.share_device)
+    check_device(config, device)
     check_collective(config, device, local_world_size)
     # mpirun may have bound this rank to one core of its own.
     has, noun = int(os.environ.get("DDPPO_HOST_CORES", available_cores())), "cores"
-    if device.type == "cuda":
-        has, noun = torch.cuda.device_count(), "GPUs"
-        # A rank that only steps environments needs no GPU.
-        roles = rank_rules.layout(config).roles
-        num_players = sum(len(role.ranks) for role in roles if role.acts or role.learns)
-        local_world_size = min(local_world_size, num_players)
+    if device.type != "cpu":
+        # A rank that only steps environments needs none. All others have one each, unless share_device allows less.
+        has, noun = accelerators()[1], "GPUs"
+        local_world_size = num_computing
     if local_world_size == 1 or local_world_size <= has:
         return None
     named = "nproc-per-node" if launcher() == "torchrun" else "LOCAL_WORLD_SIZE"

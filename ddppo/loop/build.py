@@ -19,6 +19,7 @@ from ddppo.algorithms.task_sampler import make_sampler
 from ddppo.collectives.group import Group
 from ddppo.config import rank_rules, rules
 from ddppo.config.settings import Config
+from ddppo.device import name_of
 from ddppo.distributed.gradient_sync import FlatParameters
 from ddppo.distributed.join import cores_per_rank, threads_per_rank
 from ddppo.distributed.topologies.base import RankContext, Topology
@@ -134,11 +135,12 @@ def _derived(context: RankContext, topology: Topology, local_world_size: int) ->
     choose_compute adds "step" and "recurrence" to it.
     """
     group, device = context.group, context.device
-    machines = gather_machines(group, with_gpu=device.type == "cuda")
+    name = name_of(device)
+    machines = gather_machines(group, None if device.type == "cpu" else name)
     derived = {
         "num_parameters": context.parameters.gradient.numel(),
         "num_products": context.model.num_products(),  # multiplications by a weight, for one observation
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "device": name,
         "threads_per_rank": torch.get_num_threads(),
         "env_backend": context.env_config.backend,  # never auto
         # torchrun sets GROUP_WORLD_SIZE, the number of its agents, one for each node.

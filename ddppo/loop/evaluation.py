@@ -20,7 +20,7 @@ import torch
 from ddppo.algorithms.build import build_networks
 from ddppo.collectives.group import gather_bytes
 from ddppo.config.settings import Config
-from ddppo.distributed.join import resolve_device
+from ddppo.device import resolve
 from ddppo.distributed.topologies.base import RankContext, Topology
 from ddppo.distributed.topologies.known import find
 from ddppo.envs.make import make_eval_env
@@ -150,7 +150,7 @@ def load_policy(config: Config, state: dict[str, Any]) -> Policy:
     Raises RunFolderError if the parameters do not fit, or if the task's spaces differ in meaning from those that the
     policy was trained on. config.other_spaces=true allows such differences.
     """
-    spec, device, dtype = probe(config.env), resolve_device(config.device), getattr(torch, config.dtype)
+    spec, device, dtype = probe(config.env), resolve(config.device), getattr(torch, config.dtype)
     if not config.other_spaces and (found := differences(state.get("spaces"), spec.spaces)):
         raise RunFolderError(
             f"{config.env.id} is not the task that the checkpoint of iteration {state['iteration']} was trained on: "

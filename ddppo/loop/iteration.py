@@ -16,6 +16,7 @@ import sys
 import torch
 
 from ddppo.algorithms.task_sampler import EpisodeResults
+from ddppo.device import peak_memory
 from ddppo.distributed.topologies.base import Collected, RankContext
 from ddppo.errors import CollectiveError, EvaluationFailed
 from ddppo.loop.build import TrainState, fingerprint
@@ -149,6 +150,7 @@ class Loop:
             params_hash=fingerprint(context) if compares else 0,
             measured=topology.measured(),
             own_pace=topology.own_pace_reports(),
+            device_memory=peak_memory(context.device),
         )
         report, requests = self._reporter.reduce(
             local, env_steps_before=progress.env_steps, wall_s=progress.wall_s

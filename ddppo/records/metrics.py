@@ -403,6 +403,13 @@ TIME_METRICS: tuple[Metric, ...] = (
         "dist/messages", "messages", PER_RANK, "sums, gathers, broadcasts and sends of this rank", TOPOLOGY
     ),
     Metric("dist/bytes", "bytes", PER_RANK, "bytes that this rank handed over in its messages", TOPOLOGY),
+    Metric(
+        "dist/device_memory",
+        "bytes",
+        PER_RANK,
+        "the most bytes that tensors took on this rank's accelerator in the iteration; absent on a CPU",
+        "docs/devices.md",
+    ),
     *TOPOLOGY_METRICS,
     Metric("dist/rho_comm", "fraction", PER_RANK, "t_comm / t_iter", TIME),
     Metric("dist/rho_sync", "fraction", PER_RANK, "t_sync / t_iter", TIME),

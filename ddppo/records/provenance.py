@@ -59,13 +59,8 @@ def git_state(folder: Path | None = None) -> dict[str, Any]:
 # -- Hardware: this process's machine.
 
 
-def machine(*, with_gpu: bool) -> dict[str, Any]:
-    """Return hostname, CPU model, cores this process may use, memory in GB, and the GPU if one is used."""
-    gpu = None
-    if with_gpu:
-        import torch
-
-        gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+def machine(*, gpu: str | None = None) -> dict[str, Any]:
+    """Return hostname, CPU model, cores this process may use, memory in GB, and `gpu`, the accelerator's name."""
     return {
         "hostname": socket.gethostname(),
         "cpu": _cpu_model(),
@@ -95,7 +90,7 @@ def _cpu_model() -> str:
 _MESSAGE_BYTES = 1 << 12  # fixed size of a rank's description; its core mask may name thousands of cores
 
 
-def gather_machines(group: "Group", *, with_gpu: bool) -> list[dict[str, Any]]:
+def gather_machines(group: "Group", gpu: str | None = None) -> list[dict[str, Any]]:
     """Return hostname, cpu, gpu, cores and ranks of each machine of the run, ordered by their first ranks.
 
     All ranks call it.
@@ -105,7 +100,7 @@ def gather_machines(group: "Group", *, with_gpu: bool) -> list[dict[str, Any]]:
     from ddppo.collectives.meeting import machine_number
     from ddppo.collectives.peers import OwnPace
 
-    here = machine(with_gpu=with_gpu)
+    here = machine(gpu=gpu)
     quota = cpu_quota()
     description = {
         "number": machine_number(),  # identifies the machine

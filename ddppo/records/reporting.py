@@ -58,6 +58,7 @@ class LocalIteration:
     # Measured by the topology: a subset of TOPOLOGY_METRIC_NAMES.
     measured: dict[str, float] = field(default_factory=dict)
     own_pace: tuple[OwnPaceReport, ...] = ()  # of the ranks that act at their own pace and send no row
+    device_memory: float | None = None  # the most bytes on this rank's accelerator; None on a CPU
 
 
 @functools.lru_cache(maxsize=16)
@@ -82,6 +83,7 @@ def _row_type(num_statistics: int, num_collectives: int) -> np.dtype:
             ("num_bytes", "f8"),
             ("num_steps", "f8"),
             ("num_episodes", "f8"),
+            ("device_memory", "f8"),  # NaN on a CPU
             # The update: sums over this rank's samples, zeros on a rank that does not learn.
             ("statistics", "f8", (num_statistics,)),
             ("params_hash", "f8"),
@@ -172,6 +174,7 @@ class Reporter:
         row["num_bytes"] = times.num_bytes
         row["num_steps"] = collected.num_steps
         row["num_episodes"] = len(collected.episodes)
+        row["device_memory"] = math.nan if local.device_memory is None else local.device_memory
         # A rank that does not learn may have fewer sums than the learner: the rest stay zero.
         sums = local.update.local_sums.numpy()[: len(self._statistics)]
         row["statistics"][: len(sums)] = sums
@@ -247,6 +250,8 @@ class Reporter:
         if self._awaited_roles:
             metrics |= {f"time/t_wait_{role}": t_wait[role] for role in self._awaited_roles}
             metrics |= {"dist/messages": rows["num_messages"], "dist/bytes": rows["num_bytes"]}
+        if not np.isnan(rows["device_memory"]).all():
+            metrics["dist/device_memory"] = rows["device_memory"]
         if not np.isnan(rows["measured"]).all():
             metrics |= dict(zip(TOPOLOGY_METRIC_NAMES, rows["measured"].T, strict=True))
         return metrics
@@ -297,13 +302,14 @@ class Reporter:
 
 
 def _one_dict_per_rank(per_rank: dict[str, np.ndarray]) -> list[dict[str, float]]:
-    """Return the metrics of each rank, without those of the topology that the rank did not measure (NaN)."""
+    """Return the metrics of each rank, without those that only some ranks measure, where this one did not (NaN)."""
     # One array and one tolist: far cheaper than a float() for each value.
     values_of_ranks = np.array(list(per_rank.values())).T.tolist()
     ranks = [dict(zip(per_rank, values, strict=True)) for values in values_of_ranks]
-    if TOPOLOGY_METRIC_NAMES[0] not in per_rank:
+    of_some = [name for name in ("dist/device_memory", *TOPOLOGY_METRIC_NAMES) if name in per_rank]
+    if not of_some:
         return ranks
-    unmeasured = ({name for name in TOPOLOGY_METRIC_NAMES if math.isnan(rank[name])} for rank in ranks)
+    unmeasured = ({name for name in of_some if math.isnan(rank[name])} for rank in ranks)
     return [
         {name: value for name, value in rank.items() if name not in left_out}
         for rank, left_out in zip(ranks, unmeasured, strict=True)

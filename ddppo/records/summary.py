@@ -132,7 +132,7 @@ class SummaryBuilder:
         # A run shorter than its warm-up reports the warm-up, and says so, rather than nothing.
         all_warm = self._measured.count == 0
         measured = self._warmup if all_warm else self._measured
-        last, shape = self._last, self._shape
+        last, shape, device = self._last, self._shape, self._derived.get("device", "cpu")
         # Times with a distribution over iterations; the others are means.
         waits = [name for name in WAIT_NAMES if name in measured.rank_means]
         time = {_leaf(name): spread(measured.rank_means[name]) for name in (*TIME_NAMES, *waits)}
@@ -170,7 +170,7 @@ class SummaryBuilder:
             "config": asdict(self._config),
             "versions": versions(),
             **self._commit,
-            "machine": machine(with_gpu=self._derived.get("device", "cpu") != "cpu"),
+            "machine": machine(gpu=device if device != "cpu" else None),
             "machines": self._machines,
             "command": os.environ.get("DDPPO_COMMAND"),
             "started_at": self._started_at,

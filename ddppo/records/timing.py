@@ -28,6 +28,7 @@ import numpy as np
 import torch
 
 from ddppo.collectives.group import CollectiveTiming, Group
+from ddppo.device import synchronize
 
 # -- The clock of one rank.
 
@@ -68,7 +69,7 @@ class IterationClock:
         profile_phase: Callable[[str], AbstractContextManager] = nullcontext,  # entered around each phase
     ) -> None:
         self.groups = groups
-        self._cuda = device if device.type == "cuda" else None
+        self._device = device
         self._profile_phase = profile_phase
         self.elapsed = 0.0  # seconds of all iterations so far
         self._start = time.perf_counter()
@@ -83,9 +84,8 @@ class IterationClock:
         start = time.perf_counter()
         with self._profile_phase(name):
             yield
-        # A GPU works behind the host: without this its kernels would be charged to the next phase.
-        if self._cuda is not None:
-            torch.cuda.synchronize(self._cuda)
+        # An accelerator works behind the host: without this its kernels would be charged to the next phase.
+        synchronize(self._device)
         elapsed = time.perf_counter() - start
         inside = [
             r for notes, first in zip(self._timed_notes(), lengths, strict=False) for r in notes[first:]

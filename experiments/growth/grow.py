@@ -55,7 +55,7 @@ def measure() -> None:
         HERE / "growth.json",
         {
             "commit": this_code().name,
-            "machine": machine(with_gpu=False),
+            "machine": machine(),
             "versions": versions(),
             "points": points,
         },
@@ -112,7 +112,7 @@ def width(points: list[dict]) -> Chart:
 
 def workers(points: list[dict]) -> Chart:
     of_line = lines(points, "workers")
-    one, cores = of_line["strong"][0]["fps"], machine(with_gpu=False)["cores"]
+    one, cores = of_line["strong"][0]["fps"], machine()["cores"]
     chart = empty("workers", f"workers W on {cores} cores", WORLD_SIZES)
     for (line, found), colour in zip(of_line.items(), ("blue", "red"), strict=True):
         curve(chart, found, line, colour)

@@ -169,7 +169,7 @@ def measured_boxes() -> list[dict[str, object]]:
 
 def measure() -> None:
     found = {"orders": measured_orders(), "boxes": measured_boxes()}
-    write_json(HERE / "search.json", {"machine": machine(with_gpu=False), **found})
+    write_json(HERE / "search.json", {"machine": machine(), **found})
 
 
 def chart(rows: list[dict]) -> Chart:

@@ -111,7 +111,7 @@ def main() -> None:
             f"({min(over):.2f} to {max(over):.2f})"
         )
     about = {"workload": workload.name, "git_commit": this_code().commit, "git_dirty": this_code().dirty}
-    about |= {"machine": machine(with_gpu=False), "versions": versions(), "seconds": options.seconds}
+    about |= {"machine": machine(), "versions": versions(), "seconds": options.seconds}
     out = options.out or HERE / f"peers_{workload.name.lower()}.json"
     out.write_text(json.dumps(about | {"rows": rows}, indent=2) + "\n")
 

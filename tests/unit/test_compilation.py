@@ -10,7 +10,6 @@ from ddppo.collectives.group import Group
 from ddppo.config import stored
 from ddppo.config.settings import Config
 from ddppo.distributed import join as launch
-from ddppo.distributed.join import resolve_device
 from ddppo.errors import TrainingError
 from ddppo.loop import compute as backend
 from ddppo.loop.rank import Rank
@@ -45,7 +44,7 @@ def train(config, run_dir, monkeypatch, *, state=None):
     """Train in this process, where what torch would compile is taken as it stands."""
     run_dir.mkdir(exist_ok=True)
     (run_dir / "config.yaml").write_text(stored.to_yaml(config))
-    worker = Rank(config, run_dir, Group(), resolve_device("cpu"))
+    worker = Rank(config, run_dir, Group(), torch.device("cpu"))
     if state is not None:
         worker.restore(state)
     monkeypatch.setattr(compiled_step, "compiled", lambda function, *_: function)
@@ -181,7 +180,7 @@ def test_what_compile_asks_for_and_cannot_be_ends_the_run_before_its_first_itera
         TrainingError,
         match=r"compile=torch: the step cannot be compiled: there is no C\+\+ compiler .*; use compile=auto",
     ):
-        Rank(settings(compile="torch"), tmp_path, Group(), resolve_device("cpu")).run()
+        Rank(settings(compile="torch"), tmp_path, Group(), torch.device("cpu")).run()
 
 
 @pytest.mark.parametrize("compile_", ["torch", "auto"])
@@ -207,7 +206,7 @@ class Random(MLP):
 def test_a_model_that_cannot_be_compiled_is_named_with_the_reason(tmp_path):
     config = settings(compile="torch")
     config.model.name = "tests.unit.test_compilation:Random"
-    worker = Rank(config, tmp_path, Group(), resolve_device("cpu"))
+    worker = Rank(config, tmp_path, Group(), torch.device("cpu"))
     with pytest.raises(TrainingError, match="the step cannot be compiled: it draws random numbers"):
         worker.run()
 

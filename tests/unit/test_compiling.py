@@ -7,9 +7,10 @@ import sys
 import textwrap
 
 import pytest
+import torch
 
 from ddppo.config.settings import Config
-from ddppo.distributed.join import check_collective, resolve_device
+from ddppo.distributed.join import check_collective
 from ddppo.errors import ConfigError
 from ddppo.native import compiling
 from ddppo.native.compiling import CPP, SHARED_MEMORY, Language, Library, NotCompiled, cpp
@@ -259,7 +260,7 @@ def test_a_compiler_that_is_not_there_is_named(named, said, cache, tmp_path, mon
 def test_without_a_compiler_shm_is_refused_before_any_process_starts_and_auto_is_not(monkeypatch):
     monkeypatch.setattr(SHARED_MEMORY, "_loaded", None)
     monkeypatch.setattr(SHARED_MEMORY, "_failure", NotCompiled("there is no C compiler"))
-    config, cpu = Config(), resolve_device("cpu")
+    config, cpu = Config(), torch.device("cpu")
     config.dist.world_size = 2
     check_collective(config, cpu, 2)
     config.dist.collective = "shm"

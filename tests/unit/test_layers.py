@@ -13,7 +13,7 @@ from tests.support import CHECKOUT
 ORDER = [
     ("__init__", "errors", "plugins", "files", "native", "terminal", "seeding", "spaces", "package",
      "statistics", "scaling", "processes"),
-    ("config", "declarations"),
+    ("config", "declarations", "device"),
     ("options", "collectives", "search"),
     ("envs", "models"),
     ("ppo",),

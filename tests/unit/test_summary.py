@@ -212,8 +212,8 @@ def test_versions_name_the_packages_that_results_depend_on():
 
 
 def test_the_machine_has_a_gpu_only_where_one_is_used():
-    assert machine(with_gpu=False)["gpu"] is None
-    assert machine(with_gpu=False)["memory_gb"] > 0
+    assert machine()["gpu"] is None
+    assert machine()["memory_gb"] > 0
 
 
 def git(folder, *arguments):

@@ -28,7 +28,7 @@ def test_a_machines_cores_are_within_its_quota():
 
 
 def test_a_rank_alone_tells_of_this_machine():
-    (found,) = gather_machines(Group(), with_gpu=False)
-    here = machine(with_gpu=False)
+    (found,) = gather_machines(Group())
+    here = machine()
     assert found == {key: here[key] for key in ("hostname", "cpu", "gpu", "cores")} | {"ranks": [0]}
     assert found["cores"] == available_cores()

@@ -26,6 +26,7 @@ from ddppo.algorithms.task_sampler import collects_whole_episodes, make_sampler
 from ddppo.config.rank_rules import batch_shape
 from ddppo.config.settings import Config
 from ddppo.config.stored import to_yaml
+from ddppo.device import takes_accelerator
 from ddppo.distributed.join import THREADS_PAY_FROM
 from ddppo.distributed.topologies.contract import Layout
 from ddppo.distributed.topologies.drawing import as_text, ranks_in_words, size_in_words
@@ -115,7 +116,9 @@ def _values(config: Config, layout: Layout, arguments: list[str]) -> dict[str, A
     model, kind, training = build_networks(config, spec), algorithm_class(config), config.training
     own_learner = kind.learner_class  # of PPO and GRPO
     # The code that computes, as the run would choose it (loop/compute.py); torch.compile is left out.
-    may_use_cpp = own_learner is not None and config.compile in ("auto", "on") and config.device != "cuda"
+    may_use_cpp = (
+        own_learner is not None and config.compile in ("auto", "on") and not takes_accelerator(config.device)
+    )
     in_cpp = may_use_cpp and why_not_cpp(config, model, torch.device("cpu"), "flat") is None
     work = 0 if in_cpp else model.num_products() * shape.minibatch_size // len(layout.learning)
     has_memory = any(isinstance(module, Core) for module in model.modules())

@@ -208,7 +208,7 @@ def _about(options: BenchConfig, codes: list[Code]) -> dict[str, Any]:
         "git_commit": codes[0].commit,
         "git_dirty": codes[0].dirty,
         "against": codes[1].commit or codes[1].name if len(codes) > 1 else None,
-        "machine": machine(with_gpu=False),
+        "machine": machine(),
         "versions": versions(),
         # The path of the result is no part of the measurement.
         "settings": {f.name: getattr(options, f.name) for f in fields(BenchConfig) if f.name != "out"},
