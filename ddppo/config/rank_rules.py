@@ -260,7 +260,7 @@ def check_lost(config: Config) -> None:
             )
         return
     # Environments in a process of their own, or behind a server, can be started again even at W = 1.
-    if (find(dist.topology).env_backend or env.backend) in ("batched", "sync", "gym_vector"):
+    if (find(dist.topology).env_backend or env.backend) in ("batched", "sync", "gym_vector", "device"):
         check_restarts(config)
 
 

@@ -235,7 +235,7 @@ def _takes_memory(config: Config) -> bool:
     return bool(getattr(algorithm_at(config.algorithm.name), "takes_memory", False))
 
 
-_BACKENDS = ("auto", "batched", "sync", "pool", "gym_vector")  # and those of plugins
+_BACKENDS = ("auto", "batched", "sync", "pool", "gym_vector", "device")  # and those of plugins
 
 
 def check_backend(config: Config) -> None:
@@ -257,6 +257,43 @@ def check_backend(config: Config) -> None:
                 f"env.{key}={value} has no effect with env.backend={env.backend}: set env.backend=remote "
                 "(env=remote takes any task that is served), or leave it out"
             )
+    if env.backend == "device":
+        _check_device_envs(config)
+        return
+    for key, default in (("simulator", "native"), ("simulator_options", {})):
+        if (value := getattr(env, key)) != default:
+            raise ConfigError(
+                f"env.{key}={value} has no effect with env.backend={env.backend}: set env.backend=device, whose "
+                "environments are tensors, or leave it out"
+            )
+
+
+def _check_device_envs(config: Config) -> None:
+    """Check that observations need not leave the device on which the environments live (env.backend=device)."""
+    env, dist, subject = config.env, config.dist, "with env.backend=device"
+    if dist.topology != "ddp":
+        raise ConfigError(
+            f"distributed={dist.topology} {subject}: a rank acts in its own environments and learns from them, so that "
+            "nothing leaves its device: use distributed=ddp"
+        )
+    if dist.reduction == "ordered":
+        raise ConfigError(
+            f"dist.reduction=ordered {subject}: it computes on the CPU, shard by shard: use dist.reduction=fast"
+        )
+    if not _is_ppo(config) or config.ppo.algorithm != "ppo":
+        raise ConfigError(
+            f"{algorithm_setting(config)} {subject}: only PPO acts on a device: use ppo.algorithm=ppo, or an "
+            "env.backend of the host"
+        )
+    if env.slow_ranks:
+        raise ConfigError(
+            f"env.slow_ranks={env.slow_ranks} {subject}: slow ranks sleep on the host: leave it out"
+        )
+    if env.simulator == "native" and env.simulator_options:
+        raise ConfigError(
+            f"env.simulator_options={env.simulator_options} has no effect with env.simulator=native, which needs no "
+            "adapter: use env.kwargs"
+        )
 
 
 def check_context(config: Config) -> None:

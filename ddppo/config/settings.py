@@ -133,7 +133,11 @@ class ScalingConfig:
 @dataclass(slots=True)
 class EnvConfig:
     # The task, and how its environments are stepped.
-    id: str = setting(MISSING, "Gymnasium id, e.g. CartPole-v1 or my_pkg.envs:MyEnv-v0")
+    id: str = setting(
+        MISSING,
+        "Gymnasium id, e.g. CartPole-v1 or my_pkg.envs:MyEnv-v0; with backend=device the import path of a function or "
+        "class, my_pkg.tasks:Hopper",
+    )
     num_envs: int = setting(
         8, "environments N of all ranks (scaling=strong) or of one rank (scaling=weak)", low=1
     )
@@ -142,9 +146,21 @@ class EnvConfig:
         "how environments are stepped: sync (in turn, in the rank), batched (all at once, in the rank: "
         "classic control and synthetic), pool (in a few processes, by shared memory), gym_vector (the "
         "task's own batch, with a random stream that depends on W, except for ALE/... and envpool/...), remote (behind"
-        " an address, see env.urls), auto (batched where it can be; gym_vector for ALE/... and envpool/...; "
+        " an address, see env.urls), device (as tensors that stay on the rank's device, see env.simulator), auto "
+        "(batched where it can be; gym_vector for ALE/... and envpool/...; "
         "else sync or pool by measured step time; for text sync, or remote if a process can hold only "
         "one). sync, batched, pool and remote give the same numbers",
+    )
+    # backend=device.
+    simulator: str = setting(
+        "native",
+        "backend=device: the form of the environments that env.id makes: native (ddppo.envs.tensor_env.TensorVecEnv), "
+        "isaaclab (also mjlab), rsl_rl (also Genesis), maniskill, gymnax, brax (also MuJoCo Playground)",
+        choices=("native", "isaaclab", "rsl_rl", "maniskill", "gymnax", "brax"),
+    )
+    simulator_options: dict[str, Any] = setting(
+        meaning="options of the adapter that env.simulator names, such as {clip_actions: 1.0} (docs/devices.md)",
+        factory=dict,
     )
     # backend=remote.
     urls: list[str] = setting(

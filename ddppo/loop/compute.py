@@ -30,6 +30,7 @@ from ddppo.ppo.cpp.network import (
     rows_are_independent,
     why_not_cpp,
 )
+from ddppo.ppo.device_collector import DeviceCollector
 from ddppo.ppo.gradient_check import agrees
 from ddppo.ppo.learner import EpochStep
 from ddppo.terminal import warn
@@ -74,7 +75,7 @@ def choose_compute(context: RankContext, progress: TrainState, *, only_cpp: bool
     # summary.json keeps the word "native" for C++, so that reports compare runs of all versions.
     context.derived["step"] = "native" if isinstance(step, CppStep) else "compiled"
     collector = context.topology.collector
-    if isinstance(collector, Collector) and isinstance(step, CppStep):
+    if isinstance(collector, (Collector, DeviceCollector)) and isinstance(step, CppStep):
         collector.use_cpp(step.network)
 
 

@@ -28,6 +28,7 @@ from ddppo.envs.saving import packed, unpacked
 from ddppo.errors import EnvStateError
 from ddppo.loop.env_messages import joined, parted
 from ddppo.ppo.collector import Collector
+from ddppo.ppo.device_collector import DeviceCollector
 from ddppo.spaces import EnvSpec
 
 _COMPRESSED_FROM = 4096  # bytes of a state
@@ -76,7 +77,7 @@ class Environments:
 
         # 2. The collector: returns and lengths so far, and the state of a model with memory.
         collector = context.topology.collector
-        if isinstance(collector, Collector):
+        if isinstance(collector, (Collector, DeviceCollector)):
             local = slice(collector.first_env, collector.first_env + collector.env.num_envs)
             for name in _EPISODE_ARRAYS:
                 getattr(collector, name)[:] = state[name][local].numpy()
@@ -141,7 +142,7 @@ class Environments:
 
         # 2. Episodes under way, and the model's memory, in the environments in which this rank acts.
         episodes = [b""] * len(_EPISODE_ARRAYS)
-        if isinstance(collector, Collector):
+        if isinstance(collector, (Collector, DeviceCollector)):
             header["episodes"] = [collector.first_env, collector.env.num_envs]
             episodes = [
                 getattr(collector, name).astype(kind).tobytes() for name, kind in _EPISODE_ARRAYS.items()
@@ -380,7 +381,7 @@ def how_saved(state: Mapping[str, Any]) -> str:
 
 
 # How environments are stepped, by the method that saved them; all other methods save them "one by one".
-_KINDS = {"batched": "as one batch", "games": "by ale-py's batch"}
+_KINDS = {"batched": "as one batch", "games": "by ale-py's batch", "device": "on a device"}
 
 
 def _kind(how: str) -> str:
@@ -391,5 +392,7 @@ def _current_kind(config: Config) -> str:
     backend = find(config.dist.topology).env_backend or config.env.backend
     if config.env.is_ale and backend in ("auto", "gym_vector"):
         return _KINDS["games"]
+    if backend == "device":
+        return _KINDS["device"]
     is_batch = backend in ("auto", "batched") and why_not_batched(config.env) is None
     return _kind("batched" if is_batch else "")

@@ -262,7 +262,8 @@ class Evaluator:
             options, deterministic, check_stop: as for `play_episodes`.
         """
         results: list[torch.Tensor] = []
-        env = make_eval_env(self.config.env, num_envs)
+        device = next(self.policy.model.parameters()).device
+        env = make_eval_env(self.config.env, num_envs, str(device))
         try:
             for chunk in chunks:
                 scores = play_episodes(

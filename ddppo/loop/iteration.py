@@ -58,9 +58,11 @@ class Loop:
         self._checkpointer = checkpointer
         self._env_messages = env_messages
         self._profiler = profiler
-        self._user_metrics = UserMetrics(context.config.log.metrics, context.group)
+        self._user_metrics = UserMetrics(
+            context.config.log.metrics, context.group, envs_log=context.env_config.backend == "device"
+        )
         # These backends run the task's code in this process, where it may replace our signal handlers.
-        self._runs_task_code = context.derived["env_backend"] in ("auto", "sync", "gym_vector")
+        self._runs_task_code = context.derived["env_backend"] in ("auto", "sync", "gym_vector", "device")
         self.failed: list[dict[str, str]] = []  # steps after training that failed, for summary.json
         self.lost: CollectiveError | None = None  # a rank was lost in the final evaluation
 

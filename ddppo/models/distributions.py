@@ -28,7 +28,7 @@ class ActionDistribution(Protocol):
     def sample(self, noise: torch.Tensor) -> torch.Tensor:
         """Return actions `[..., *action.shape]` from noise `[..., num_noise]` (see `num_noise` for its distribution).
 
-        Noise and actions are on the CPU, where environments are.
+        Noise and actions are on the CPU, where most environments are.
         """
         ...
 
@@ -42,6 +42,17 @@ class ActionDistribution(Protocol):
 
     def entropy(self) -> torch.Tensor:
         """Return the entropy `[...]` in nats, summed over components."""
+        ...
+
+
+class DeviceDistribution(ActionDistribution, Protocol):
+    """A distribution that can also be sampled on a device; ours are, and one of your own may be."""
+
+    def sample_on_device(self, noise: torch.Tensor) -> torch.Tensor:
+        """Return actions as `sample` does, from noise on the device of the parameters, without a wait for the device.
+
+        Environments that live on a device (env.backend=device) need it.
+        """
         ...
 
 
@@ -102,6 +113,11 @@ class Categorical:
         threshold = np.minimum(uniform, below_one) * cumulative[..., -1:]
         return torch.from_numpy(np.asarray(np.add.reduce(cumulative <= threshold, axis=-1, dtype=np.int64)))
 
+    def sample_on_device(self, noise: torch.Tensor) -> torch.Tensor:
+        cumulative = (self.logits - self.logits.amax(dim=-1, keepdim=True)).exp_().cumsum(dim=-1)
+        below_one = 1.0 - torch.finfo(noise.dtype).eps
+        return (cumulative <= noise.clamp(max=below_one) * cumulative[..., -1:]).sum(dim=-1)
+
     def mode(self) -> torch.Tensor:
         return self.logits.argmax(dim=-1)
 
@@ -125,6 +141,10 @@ class MultiCategorical:
     def sample(self, noise: torch.Tensor) -> torch.Tensor:
         return torch.stack([c.sample(noise[..., i : i + 1]) for i, c in enumerate(self.components)], dim=-1)
 
+    def sample_on_device(self, noise: torch.Tensor) -> torch.Tensor:
+        parts = [c.sample_on_device(noise[..., i : i + 1]) for i, c in enumerate(self.components)]
+        return torch.stack(parts, dim=-1)
+
     def mode(self) -> torch.Tensor:
         return torch.stack([c.mode() for c in self.components], dim=-1)
 
@@ -144,6 +164,9 @@ class Bernoulli:
 
     def sample(self, noise: torch.Tensor) -> torch.Tensor:
         return (noise < self.logits.sigmoid().cpu()).long()
+
+    def sample_on_device(self, noise: torch.Tensor) -> torch.Tensor:
+        return (noise < self.logits.sigmoid()).long()
 
     def mode(self) -> torch.Tensor:
         return (self.logits > 0).long()
@@ -167,6 +190,9 @@ class Gaussian:
 
     def sample(self, noise: torch.Tensor) -> torch.Tensor:
         return self.mean.cpu() + self.log_std.exp().cpu() * noise
+
+    def sample_on_device(self, noise: torch.Tensor) -> torch.Tensor:
+        return torch.addcmul(self.mean, self.log_std.exp(), noise)
 
     def mode(self) -> torch.Tensor:
         return self.mean
@@ -194,6 +220,9 @@ class TanhGaussian:
 
     def sample(self, noise: torch.Tensor) -> torch.Tensor:
         return self._squashed(self.normal.sample(noise))
+
+    def sample_on_device(self, noise: torch.Tensor) -> torch.Tensor:
+        return self._squashed(self.normal.sample_on_device(noise))
 
     def mode(self) -> torch.Tensor:
         """Return m + h tanh(mean), the median: the mode has no closed form."""

@@ -112,8 +112,11 @@ class RolloutCollector(Protocol):
         """Start an episode in every environment, each from its own seed and with its own options, if any."""
         ...
 
-    def collect(self, noise: np.ndarray) -> tuple[Transitions, list[FinishedEpisode]]:
-        """Act with noise `[T, E, num_noise]`; return the rollout and the episodes that ended in it. Raises EnvError."""
+    def collect(self, noise: Any) -> tuple[Transitions, list[FinishedEpisode]]:
+        """Act with noise `[T, E, num_noise]`; return the rollout and the episodes that ended in it. Raises EnvError.
+
+        noise: an array, or a tensor for environments on a device (`DeviceCollector`).
+        """
         ...
 
     def measured(self) -> dict[str, float]:
@@ -221,6 +224,13 @@ class RecurrentState:
         sequence, step = divmod(row + 1, self._length)
         if step == 0 and sequence < len(self.kept):
             self.kept[sequence, envs] = self.state[envs]
+
+    def stepped_on_device(self, row: int, ended: torch.Tensor) -> None:
+        """Zero the state where an episode ended in this row, `[E]` bool; the caller keeps final states."""
+        self.state.masked_fill_(ended.unsqueeze(1), 0)
+        sequence, step = divmod(row + 1, self._length)
+        if step == 0 and sequence < len(self.kept):
+            self.kept[sequence] = self.state
 
     def values(self, obs: Obs, envs: Envs = _ALL) -> torch.Tensor:
         """Return values `[n]` of the observations after the last row; the state stays as it is."""

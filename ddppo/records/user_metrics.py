@@ -75,8 +75,9 @@ def import_functions(paths: Iterable[str]) -> dict[str, MetricFunction]:
 class UserMetrics:
     """The functions of log.metrics on one rank."""
 
-    def __init__(self, paths: Iterable[str], group: Group) -> None:
+    def __init__(self, paths: Iterable[str], group: Group, *, envs_log: bool = False) -> None:
         self._functions = import_functions(paths)
+        self._envs_log = envs_log  # whether environments log metrics too: simulators on a device do
         self._group = group
 
     def reduce(self, iteration: int, collected: Collected) -> dict[str, float]:
@@ -85,11 +86,11 @@ class UserMetrics:
         A rank without a rollout does not call the functions, but takes part in the gather. Raises TrainingError if a
         function fails.
         """
-        if not self._functions:
+        if not self._functions and not self._envs_log:
             return {}
-        local: LocalSums = {}
+        local: LocalSums = dict(collected.env_metrics)
         if collected.rollout is not None:
-            local = self._call_functions(MetricInput(iteration, collected.rollout, collected.episodes))
+            local |= self._call_functions(MetricInput(iteration, collected.rollout, collected.episodes))
         # JSON, because names and their number may differ between ranks. Nothing is unpickled.
         content = json.dumps(local).encode() if local else b""
         contents, _ = gather_bytes(self._group, content)

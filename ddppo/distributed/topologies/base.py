@@ -7,14 +7,16 @@ methods follow in the order in which a topology calls them: environments and col
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
 
+from ddppo import device_random
 from ddppo.algorithms.build import whole_episodes
 from ddppo.algorithms.contract import Algorithm
 from ddppo.algorithms.grpo import EpisodeCollector
@@ -30,13 +32,15 @@ from ddppo.distributed.gradient_sync import (
 from ddppo.distributed.topologies.contract import Layout, OwnPaceReport, Role
 from ddppo.distributed.topologies.messages import RolloutMessage
 from ddppo.distributed.topologies.settings import AsyncActorsSettings
+from ddppo.envs.backends.device import make_device_envs
 from ddppo.envs.guard import STEPPED, guarded
 from ddppo.envs.make import make_vec_env
-from ddppo.envs.vec_env import VecEnv
+from ddppo.envs.vec_env import EnvNames, VecEnv
 from ddppo.models.actor_critic import ActorCritic
 from ddppo.plugins import imported
 from ddppo.ppo.acting import ShardedActing
 from ddppo.ppo.collector import Collector
+from ddppo.ppo.device_collector import DeviceCollector
 from ddppo.ppo.learner import Learner, Normalizers, Update
 from ddppo.ppo.losses import STATISTICS
 from ddppo.ppo.nonfinite import NonFiniteGuard
@@ -44,7 +48,7 @@ from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer
 from ddppo.ppo.rollout import FinishedEpisode, RolloutCollector
 from ddppo.processes.signals import StopRequest
 from ddppo.scaling import BatchShape
-from ddppo.seeding import action_noise
+from ddppo.seeding import action_noise, derived_seed
 from ddppo.spaces import EnvSpec
 
 __all__ = ["NO_UPDATE", "Collected", "OwnPaceReport", "RankContext", "Topology"]
@@ -151,7 +155,26 @@ class RankContext:
         if self.model.collector_class is not None:
             made: RolloutCollector = imported(self.model.collector_class).make(self)
             return made
+        if self.env_config.backend == "device":
+            return self._device_collector()
         return self.collector(self.envs(), self.env_indices.start)
+
+    def _device_collector(self) -> DeviceCollector:
+        """Make this rank's environments on its device, and the collector that acts there."""
+        first_env = self.env_indices.start
+        names = EnvNames(self.env_indices, self.group.rank)
+        env = make_device_envs(
+            self.env_config, names, self.device, derived_seed(self.config.seed, "env", first_env)
+        )
+        return DeviceCollector(
+            env,
+            self.model,
+            self.obs_normalizer,
+            rollout_steps=self.shape.rollout_steps,
+            first_env=first_env,
+            dtype=getattr(torch, self.config.dtype),
+            sequence_length=self.config.training.sequence_length,
+        )
 
     def collector(self, env: VecEnv, first_env: int, kind: type[Collector] | None = None) -> Collector:
         """Make a collector that acts in `env`; its first environment has the global index `first_env`.
@@ -225,11 +248,13 @@ class RankContext:
         context undoes that (envs/guard.py). It does nothing if the environments are stepped in other processes.
         """
         env = self.env_config
-        is_elsewhere = env.backend not in ("auto", "sync", "gym_vector") or not self.role.steps
+        is_elsewhere = env.backend not in ("auto", "sync", "gym_vector", "device") or not self.role.steps
         return nullcontext() if is_elsewhere else guarded(env.id, STEPPED, is_quick=True)
 
     def act(self, collector: RolloutCollector, env_indices: range, iteration: int) -> "Collected":
         """Collect a rollout of these environments, with the action noise of these environments in this iteration."""
+        if isinstance(collector, DeviceCollector):
+            return self._act_on_device(collector, env_indices, iteration)
         noise: np.ndarray = action_noise(
             self.config.seed,
             iteration,
@@ -244,6 +269,21 @@ class RankContext:
         # An episode with a pseudo-step as its last row was cut with its process: its return is unknown.
         episodes = [e for e in episodes if is_valid[e.step, e.env_index - first]]
         return Collected(int(is_valid.sum()), episodes, rollout)
+
+    def _act_on_device(self, collector: DeviceCollector, env_indices: range, iteration: int) -> "Collected":
+        noise = device_random.action_noise(
+            self.config.seed,
+            iteration,
+            env_indices,
+            self.shape.rollout_steps,
+            self.model.num_noise,
+            normal=self.spec.action.kind == "box",
+            dtype=getattr(torch, self.config.dtype),
+            device=self.device,
+        )
+        with self.model.unchanged(), self.guarded():
+            rollout, episodes = collector.collect(noise)
+        return Collected(rollout.rewards.numel(), episodes, rollout, collector.env_metrics)
 
     def restarts(self, env: Any) -> dict[str, float]:
         """Return the metrics of replaced environment processes and lost episodes so far, for `Topology.measured`."""
@@ -312,6 +352,8 @@ class Collected(NamedTuple):
     num_steps: int  # environment steps that this rank counts
     episodes: list[FinishedEpisode]  # episodes that this rank reports
     rollout: Any  # Transitions, or PPO's Rollout; None on a rank that has nothing to learn from or to send
+    # What simulators on a device logged: (sum over steps, number of steps), by name.
+    env_metrics: Mapping[str, tuple[float, float]] = MappingProxyType({})
 
 
 class Closeable(Protocol):

@@ -25,6 +25,7 @@ import numpy as np
 
 from ddppo.config.settings import EnvConfig
 from ddppo.envs.backends.classic_cpp import why_not_batched
+from ddppo.envs.backends.device import why_unsaved_on_device
 from ddppo.envs.backends.gym_vector import make_gym_vector
 from ddppo.envs.encoding.gym_spaces import sample_action
 from ddppo.envs.guard import leave_alone
@@ -95,6 +96,8 @@ def _dry_run(env: EnvConfig) -> DryRun:
     # These tasks are known to work, or live elsewhere: only probe them.
     if (spec := spec_elsewhere(env)) is not None:
         return DryRun(spec, why_inexact=why_unsaved(env))
+    if env.backend == "device":
+        return DryRun(probe(env), why_inexact=why_unsaved_on_device(env))
     find_task(env)
     if env.is_ale:
         return DryRun(probe(env))

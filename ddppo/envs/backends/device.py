@@ -1,0 +1,282 @@
+"""env.backend=device: environments that live on a device, as tensors (the contract is ddppo/envs/tensor_env.py).
+
+`make_device_envs` imports the task that env.id names, makes it, brings it into the form of the contract (env.simulator)
+and checks it. `DeviceEnvs` is what a rank keeps: the environments with their names, and with states as checkpoints hold
+them. `HostEnvs` steps them through NumPy arrays, for evaluation.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ddppo.config.settings import EnvConfig
+from ddppo.envs.guard import MADE, guarding
+from ddppo.envs.tensor_env import TensorStep, TensorVecEnv
+from ddppo.envs.vec_env import (
+    EnvNames,
+    EnvSpec,
+    EnvStep,
+    ObsArrays,
+    Options,
+    explained,
+    no_options,
+    when_reset,
+    when_stepped,
+)
+from ddppo.errors import ConfigError, EnvError, EnvStateError, in_one_line
+from ddppo.models.actor_critic import Obs
+from ddppo.plugins import imported
+from ddppo.spaces import each
+
+_ADAPTERS = "ddppo.envs.simulators"
+# env.simulator -> the class that brings what env.id makes into the form of TensorVecEnv; called as
+# Adapter(made, num_envs, device, names, seed, **env.simulator_options).
+SIMULATORS = {
+    "rsl_rl": f"{_ADAPTERS}.torch_simulators:RslRlEnvs",
+    "isaaclab": f"{_ADAPTERS}.torch_simulators:IsaacLabEnvs",
+    "maniskill": f"{_ADAPTERS}.torch_simulators:ManiSkillEnvs",
+    "gymnax": f"{_ADAPTERS}.jax_simulators:GymnaxEnvs",
+    "brax": f"{_ADAPTERS}.jax_simulators:BraxEnvs",
+}
+_PROBED_ENVS = 2
+_MEMBERS = ("spec", "num_envs", "device", "reset", "step", "state", "restore", "close")
+# Settings of a task -> its spec, and why its states cannot be saved, None if they can; found once in a process.
+_probed: dict[str, tuple[EnvSpec, str | None]] = {}
+
+
+def make_device_envs(env: EnvConfig, names: EnvNames, device: torch.device, seed: int) -> "DeviceEnvs":
+    """Make the environments `names.indices` on a device. Raises ConfigError with the cause and the remedy.
+
+    seed: of simulators with one random stream for the whole batch.
+    """
+    return DeviceEnvs(_made(env, names, device, seed), names)
+
+
+def make_host_envs(env: EnvConfig, names: EnvNames, device: str) -> "HostEnvs":
+    """Make environments on a device that are stepped through NumPy arrays."""
+    return HostEnvs(make_device_envs(env, names, torch.device(device), seed=0))
+
+
+def device_spec(env: EnvConfig) -> EnvSpec:
+    """Return the spec of a task, read off a few environments on the CPU. Raises ConfigError."""
+    return _probe(env)[0]
+
+
+def why_unsaved_on_device(env: EnvConfig) -> str | None:
+    """Return why checkpoints cannot hold episodes under way; None if they can."""
+    return _probe(env)[1]
+
+
+def _probe(env: EnvConfig) -> tuple[EnvSpec, str | None]:
+    key = repr((env.id, env.simulator, env.simulator_options, env.kwargs, env.max_episode_steps))
+    if key not in _probed:
+        names = EnvNames(range(_PROBED_ENVS), None)
+        envs = make_device_envs(env, names, torch.device("cpu"), seed=0)
+        try:
+            _try(env, envs)
+            _probed[key] = envs.spec, _why_unsaved(env, envs)
+        finally:
+            envs.close()
+    return _probed[key]
+
+
+def _try(env: EnvConfig, envs: "DeviceEnvs") -> None:
+    """Reset and step once, and compare the tensors with the spec. Raises ConfigError."""
+    spec, rows = envs.spec, _PROBED_ENVS
+    subject = f"env.id={env.id} with env.backend=device"
+
+    def check(what: str, x: Any, shape: tuple[int, ...]) -> None:
+        if not isinstance(x, torch.Tensor) or tuple(x.shape) != shape:
+            found = list(x.shape) if isinstance(x, torch.Tensor) else f"a {type(x).__name__}"
+            raise ConfigError(f"{subject}: it returned {what} {found}: must be a tensor {list(shape)}")
+
+    def check_obs(what: str, obs: Any) -> None:
+        if isinstance(spec.obs, dict) != isinstance(obs, dict) or (
+            isinstance(obs, dict) and set(obs) != set(spec.obs)  # type: ignore[arg-type]
+        ):
+            raise ConfigError(f"{subject}: {what} are not those that its spec names: {spec.obs}")
+        each(lambda leaf, x: check(what, x, (rows, *leaf.shape)), spec.obs, obs)
+
+    try:
+        check_obs("observations of reset", envs.reset(range(rows)))
+        kind = torch.float32 if spec.action.kind == "box" else torch.int64
+        step = envs.step(torch.zeros(rows, *spec.action.shape, dtype=kind))
+    except EnvError as e:
+        raise ConfigError(f"{subject}: {e}") from e
+    check_obs("observations of step", step.obs)
+    for what in ("rewards", "terminated", "truncated"):
+        check(what, getattr(step, what), (rows,))
+    if envs.has_final_obs:
+        check_obs("final observations", step.final_obs)
+
+
+def _why_unsaved(env: EnvConfig, envs: "DeviceEnvs") -> str | None:
+    try:
+        envs.state()
+    except EnvStateError:
+        return f"{env.id} (env.simulator={env.simulator}) cannot save the state of its environments"
+    return None
+
+
+@guarding(MADE)
+def _made(env: EnvConfig, names: EnvNames, device: torch.device, seed: int) -> TensorVecEnv:
+    subject, num_envs = f"env.id={env.id} with env.backend=device", len(names.indices)
+    if ":" not in env.id:
+        raise ConfigError(
+            f"{subject}: it names a function or class by its import path, my_pkg.tasks:Hopper, which is called as "
+            "make(num_envs=..., device=..., seed=..., **env.kwargs)"
+        )
+    try:
+        make = imported(env.id)
+    except Exception as e:  # a user's module may raise anything
+        raise ConfigError(
+            f"{subject}: it cannot be imported ({in_one_line(e)}): install it, or start in the folder that holds it"
+        ) from e
+    limit = {} if env.max_episode_steps is None else {"max_episode_steps": env.max_episode_steps}
+    try:
+        made = make(num_envs=num_envs, device=device, seed=seed, **limit, **env.kwargs)
+        if env.simulator != "native":
+            adapter = imported(SIMULATORS[env.simulator])
+            made = adapter(made, num_envs, device, names, seed, **env.simulator_options)
+    except ConfigError as e:
+        raise ConfigError(f"{subject}: {e}") from e
+    except Exception as e:
+        raise ConfigError(
+            f"{subject} and env.simulator={env.simulator}: {num_envs} environments on {device} cannot be made: "
+            f"{in_one_line(e)}"
+        ) from e
+    return _checked(made, subject, num_envs, device)
+
+
+def _checked(made: Any, subject: str, num_envs: int, device: torch.device) -> TensorVecEnv:
+    """Return `made` if it keeps the contract as far as it can be seen. Raises ConfigError."""
+    lacking = [name for name in _MEMBERS if not hasattr(made, name)]
+    if lacking:
+        raise ConfigError(
+            f"{subject}: {type(made).__name__} has no {', '.join(lacking)}: give it what ddppo.envs.tensor_env."
+            "TensorVecEnv lists, or name its simulator by env.simulator"
+        )
+    if made.num_envs != num_envs:
+        raise ConfigError(
+            f"{subject}: it made {made.num_envs} environments and was asked for {num_envs}: let it take num_envs"
+        )
+    found = torch.device(made.device)
+    if (found.type, found.index or 0) != (device.type, device.index or 0):
+        raise ConfigError(
+            f"{subject}: its environments are on {found}, and this rank computes on {device}: make them on the device "
+            "that it is given"
+        )
+    spec: EnvSpec = made.spec
+    if spec.mask_size is not None or spec.is_text:
+        what = "are text" if spec.is_text else "have masks"
+        raise ConfigError(f"{subject}: its actions {what}, which env.backend=device does not take")
+    envs: TensorVecEnv = made
+    return envs
+
+
+class DeviceEnvs:
+    """The environments of a rank on its device."""
+
+    def __init__(self, envs: TensorVecEnv, names: EnvNames) -> None:
+        self.envs = envs
+        self.names = names
+        self.spec: EnvSpec = envs.spec
+        self.num_envs: int = envs.num_envs
+        self.device = torch.device(envs.device)
+        self.has_final_obs: bool = getattr(envs, "has_final_obs", False)
+        self.has_own_streams: bool = getattr(envs, "has_own_streams", False)
+        self._num_steps = 0  # since the last reset
+        self._kept: Mapping[str, Any] | None = None  # the next reset restores it
+
+    def reset(self, seeds: Sequence[int]) -> Obs:
+        """Begin an episode in every environment, or go on from the state that `go_on_from` got."""
+        kept, self._kept, self._num_steps = self._kept, None, 0
+        try:
+            if kept is not None:
+                return self.envs.restore(kept)
+            return self.envs.reset(torch.tensor(list(seeds), dtype=torch.int64, device=self.device))
+        except Exception as e:
+            raise explained(self.names.all(), when_reset(0), e) from e
+
+    def step(self, actions: torch.Tensor) -> TensorStep:
+        self._num_steps += 1
+        try:
+            return self.envs.step(actions)
+        except Exception as e:
+            raise explained(self.names.all(), when_stepped(self._num_steps), e) from e
+
+    # -- States, for checkpoints: a list with one entry for each environment, as VecEnv.state has it.
+
+    def state(self) -> dict[str, Any]:
+        arrays = {name: x.cpu().numpy() for name, x in self.envs.state().items()}
+        return {
+            "envs": [
+                {"how": "device", **{name: np.array(x[i]) for name, x in arrays.items()}}
+                for i in range(self.num_envs)
+            ]
+        }
+
+    def go_on_from(self, state: Mapping[str, Any]) -> None:
+        """Make the next reset restore `state` instead of beginning new episodes."""
+        first = state["envs"][0]
+        self._kept = {
+            name: torch.from_numpy(np.stack([one[name] for one in state["envs"]])).to(self.device)
+            for name in first
+            if name != "how"
+        }
+
+    def close(self) -> None:
+        self.envs.close()
+
+
+class HostEnvs:
+    """Environments on a device as a `VecEnv`, for evaluation: every step copies to the host."""
+
+    def __init__(self, envs: DeviceEnvs) -> None:
+        self._envs = envs
+        self.spec, self.num_envs, self.names = envs.spec, envs.num_envs, envs.names
+        self._bounds = envs.spec.action.low, envs.spec.action.high
+
+    def reset(self, seeds: Sequence[int], options: Options | None = None) -> tuple[ObsArrays, None]:
+        if options and any(options):
+            raise no_options(self.names)
+        return self._arrays(self._envs.reset(seeds)), None
+
+    def step(self, actions: np.ndarray) -> EnvStep:
+        given = torch.from_numpy(actions).to(self._envs.device)
+        if self._bounds[0]:
+            low, high = (given.new_tensor(x) for x in self._bounds)
+            given = given.clamp(low, high)
+        with torch.no_grad():
+            step = self._envs.step(given)
+        terminated, truncated = (x.cpu().numpy().astype(bool) for x in (step.terminated, step.truncated))
+        (ended,) = np.nonzero(terminated | truncated)
+        final_obs = self._arrays(step.obs if step.final_obs is None else step.final_obs)
+        return EnvStep(
+            self._arrays(step.obs),
+            step.rewards.cpu().double().numpy(),  # MPS has no float64
+            terminated,
+            truncated,
+            np.ones(self.num_envs, bool),
+            ended,
+            each(lambda x: x[ended], final_obs),
+            None,
+        )
+
+    def _arrays(self, obs: Obs) -> ObsArrays:
+        return each(lambda x: x.cpu().numpy().copy(), obs)
+
+    def state(self) -> dict[str, Any]:
+        return self._envs.state()
+
+    def restore(self, state: dict[str, Any]) -> tuple[ObsArrays, None]:
+        self._envs.go_on_from(state)
+        return self.reset([])
+
+    def go_on_from(self, state: dict[str, Any]) -> None:
+        self._envs.go_on_from(state)
+
+    def close(self) -> None:
+        self._envs.close()
