@@ -75,6 +75,10 @@ class EnvSpec:
     one_a_process: bool = False
     # A module that is imported before processes of environments are forked.
     forked_from: str | None = None
+    # The arrays that the policy reads, and those that the value function reads; None: both read all. A simulator's
+    # critic may see more than the robot does.
+    policy_keys: tuple[str, ...] | None = None
+    value_keys: tuple[str, ...] | None = None
     # How environments are saved (ddppo.envs.saving); None if it is not known yet.
     saved_by: str | None = field(default=None, compare=False)
     # The task's own spaces in plain values (ddppo.envs.meaning); None if they are unknown here.
