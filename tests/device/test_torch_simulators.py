@@ -1,0 +1,301 @@
+"""Adapters of simulators in torch: what each simulator does with last observations, limits and logs, told truly."""
+
+from types import SimpleNamespace
+
+import gymnasium as gym
+import pytest
+import torch
+
+from ddppo.envs.simulators.torch_simulators import IsaacLabEnvs, ManiSkillEnvs, RslRlEnvs
+from ddppo.envs.vec_env import EnvNames
+from ddppo.errors import ConfigError, EnvError, EnvStateError
+from ddppo.spaces import ArraySpec, each
+from tests.device.fake_simulators import LIMIT, IsaacLab, ManiSkill, Mjlab, RslRl, RslRl1, RslRl2, oracle
+
+E, CPU = 5, torch.device("cpu")
+NAMES = EnvNames(range(E), 0)
+SEEDS = torch.arange(E)
+# Some episodes fail, some reach the limit, and some do both in the same step.
+ACTIONS = torch.tensor([[1.5, 0.2, -0.3, 0.9, 0.45]]).repeat(13, 1)
+
+
+def adapt(form, made, **options):
+    return form(made, E, CPU, NAMES, 7, **options)
+
+
+def rows(envs):
+    """Return copies of what the adapter tells of each step of ACTIONS, as the rollout's buffers would keep them."""
+    envs.reset(SEEDS)
+    told = []
+    for row in ACTIONS:
+        step = envs.step(row[:, None])
+        copies = {name: getattr(step, name).clone() for name in ("rewards", "terminated", "truncated")}
+        copies |= {"obs": each(torch.clone, step.obs), "metrics": dict(step.metrics)}
+        copies["final_obs"] = None if step.final_obs is None else each(torch.clone, step.final_obs)
+        told.append(SimpleNamespace(**copies))
+    return told
+
+
+def as_vectors(obs):
+    return torch.cat([x.float() for x in obs.values()], dim=-1) if isinstance(obs, dict) else obs
+
+
+FORMS = {
+    "rsl_rl": (RslRlEnvs, RslRl, {"clip_actions": 1.0}),
+    "isaaclab": (IsaacLabEnvs, IsaacLab, {"clip_actions": 1.0}),
+    "older isaaclab": (IsaacLabEnvs, lambda n: IsaacLab(n, knows_final_obs=False), {"clip_actions": 1.0}),
+    "mjlab": (IsaacLabEnvs, Mjlab, {"clip_actions": 1.0}),
+    "mjlab with auto_reset": (IsaacLabEnvs, Mjlab, {"clip_actions": 1.0, "final_obs": False}),
+}
+EXACT = ("isaaclab", "mjlab", "maniskill")
+
+
+@pytest.fixture(params=[*FORMS, "maniskill"])
+def envs(request):
+    form, fake, options = FORMS.get(request.param, (ManiSkillEnvs, ManiSkill, {}))
+    envs = adapt(form, fake(E), **options)
+    envs.is_exact = request.param in EXACT
+    if request.param == "maniskill":  # the age has no dimension of its own there
+        groups = envs._groups
+        envs._groups = lambda obs: torch.stack([x.reshape(E) for x in groups(obs).values()], dim=-1)
+    return envs
+
+
+def test_each_step_is_what_truly_happened(envs):
+    for told, true in zip(rows(envs), oracle(ACTIONS), strict=True):
+        assert torch.allclose(as_vectors(told.obs), true.obs, atol=1e-6)
+        assert torch.allclose(told.rewards, true.rewards, atol=1e-6)
+        assert torch.equal(told.terminated, true.terminated)
+        assert torch.equal(told.truncated, true.truncated)
+
+
+def test_the_last_observation_of_an_episode_is_the_true_one_or_none_is_promised(envs):
+    assert envs.has_final_obs == envs.is_exact
+    num_ends = 0
+    for told, true in zip(rows(envs), oracle(ACTIONS), strict=True):
+        if not envs.has_final_obs:
+            assert told.final_obs is None
+            continue
+        ended = true.terminated | true.truncated
+        assert torch.allclose(as_vectors(told.final_obs)[ended], true.final_obs[ended], atol=1e-6)
+        num_ends += int(ended.sum())
+    assert num_ends > 10 or not envs.has_final_obs
+
+
+def test_results_of_simulators_with_one_stream_are_said_to_depend_on_the_number_of_ranks(envs):
+    assert envs.has_own_streams is False
+    with pytest.raises(EnvStateError, match="begins new episodes"):
+        envs.state()
+
+
+# -- Observations. ---------------------------------------------------------------------------------------------
+
+
+def test_a_single_group_is_one_array():
+    assert adapt(RslRlEnvs, RslRl(E)).spec.obs == ArraySpec((2,))
+
+
+def test_the_critic_reads_its_group_the_policy_its_own_and_other_groups_are_left_out():
+    envs = adapt(RslRlEnvs, RslRl(E, has_critic=True))
+    assert envs.spec.obs == {"policy": ArraySpec((2,)), "critic": ArraySpec((3,))}
+    assert (envs.spec.policy_keys, envs.spec.value_keys) == (("policy",), ("critic",))
+    assert set(envs.reset(SEEDS)) == {"policy", "critic"}
+
+
+def test_terms_of_a_group_have_paths_and_keep_their_precision():
+    spec = adapt(IsaacLabEnvs, IsaacLab(E, has_critic=True)).spec
+    assert spec.obs == {
+        "policy": ArraySpec((2,)),
+        "critic.all": ArraySpec((2,), "float64"),
+        "critic.flag": ArraySpec(()),  # a bool, which networks read as a float
+    }
+    assert spec.value_keys == ("critic.all", "critic.flag")
+
+
+def test_without_rsl_rls_names_policy_and_critic_read_everything():
+    spec = adapt(ManiSkillEnvs, ManiSkill(E)).spec
+    assert spec.obs == {"agent.place": ArraySpec((1,)), "extra.age": ArraySpec(())}
+    assert spec.policy_keys is None
+    assert spec.value_keys is None
+
+
+@pytest.mark.parametrize("older", [RslRl1, RslRl2])
+def test_older_forms_of_rsl_rl_give_the_critic_its_observations(older):
+    envs = adapt(RslRlEnvs, older(E), clip_actions=1.0)
+    assert envs.spec.value_keys == ("critic",)
+    for told, true in zip(rows(envs), oracle(ACTIONS), strict=True):
+        assert torch.allclose(told.obs["critic"], true.obs, atol=1e-6)
+
+
+def test_the_first_observations_are_taken_once_where_asking_for_them_resets():
+    fake = RslRl(E)
+    calls = []
+    groups = fake.get_observations
+    fake.get_observations = lambda: calls.append(1) or groups()
+    envs = adapt(RslRlEnvs, fake)
+    envs.reset(SEEDS)
+    assert len(calls) == 1
+
+
+# -- Ends. -----------------------------------------------------------------------------------------------------
+
+
+def test_missing_time_outs_are_refused_in_a_sentence():
+    envs = adapt(RslRlEnvs, RslRl(E, has_time_outs=False))
+    envs.reset(SEEDS)
+    with pytest.raises(
+        EnvError, match=r"no extras\[\"time_outs\"\], so a time limit cannot be told from a failure"
+    ):
+        envs.step(torch.zeros(E, 1))
+
+
+@pytest.mark.parametrize("cfg", [{"is_finite_horizon": True}, SimpleNamespace(is_finite_horizon=True)])
+def test_a_finite_horizon_makes_every_end_terminal(cfg):
+    told = rows(adapt(RslRlEnvs, RslRl(E, has_time_outs=False, cfg=cfg), clip_actions=1.0))
+    assert not any(row.truncated.any() for row in told)
+    true = oracle(ACTIONS)
+    assert all(torch.equal(a.terminated, b.terminated | b.truncated) for a, b in zip(told, true, strict=True))
+
+
+def test_a_finite_horizon_of_isaac_lab_makes_the_time_limit_terminal():
+    fake = IsaacLab(E)
+    fake.cfg.is_finite_horizon = True
+    told = rows(adapt(IsaacLabEnvs, fake, clip_actions=1.0))
+    assert any(row.terminated.any() for row in told)
+    assert not any(row.truncated.any() for row in told)
+
+
+def test_time_outs_that_stay_from_an_earlier_end_count_for_no_later_step():
+    # legged_gym writes time_outs only when an episode ends.
+    fake = RslRl(E)
+    step, kept = fake.step, {"time_outs": torch.ones(E)}
+
+    def late(actions):
+        obs, rewards, dones, _ = step(actions)
+        return obs, rewards, dones, kept
+
+    fake.step = late
+    told = rows(adapt(RslRlEnvs, fake, clip_actions=1.0))
+    true = oracle(ACTIONS)
+    assert all(torch.equal(a.truncated, b.terminated | b.truncated) for a, b in zip(told, true, strict=True))
+
+
+# -- Logs. -----------------------------------------------------------------------------------------------------
+
+
+def test_a_log_becomes_scalars_on_the_device_and_counts_once():
+    told = rows(adapt(RslRlEnvs, RslRl(E), clip_actions=1.0))
+    true = oracle(ACTIONS)
+    for row, now in zip(told, true, strict=True):
+        ended = now.terminated | now.truncated
+        assert bool(row.metrics) == bool(ended.any())  # rsl_rl's tasks leave the old log in extras
+        if row.metrics:
+            assert set(row.metrics) == {"age", "place", "ends"}
+            assert all(x.shape == () and x.dtype == torch.float32 for x in row.metrics.values())
+            assert row.metrics["age"] == pytest.approx(now.final_obs[ended][:, 1].mean())
+            assert row.metrics["ends"] == ended.sum()
+
+
+def test_mjlab_logs_its_episodes_in_the_reset_that_follows_a_step():
+    told = rows(adapt(IsaacLabEnvs, Mjlab(E), clip_actions=1.0))
+    for row, now in zip(told, oracle(ACTIONS), strict=True):
+        ended = now.terminated | now.truncated
+        if ended.any():
+            assert row.metrics["Episode_Reward/place"] == pytest.approx(now.rewards[ended].mean())
+        else:
+            assert row.metrics == {}
+
+
+def test_maniskills_scores_are_those_of_the_episodes_that_ended():
+    told = rows(adapt(ManiSkillEnvs, ManiSkill(E)))
+    for row, now in zip(told, oracle(ACTIONS), strict=True):
+        ended = now.terminated | now.truncated
+        if ended.any():
+            assert row.metrics["return"] == pytest.approx(now.rewards[ended].mean())
+            assert row.metrics["success_once"] == pytest.approx(now.terminated[ended].float().mean())
+
+
+# -- Starts. ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("form", "fake"), [(RslRlEnvs, RslRl), (IsaacLabEnvs, IsaacLab)])
+def test_ages_of_first_episodes_are_random_if_a_setting_asks_for_it(form, fake):
+    plain, scattered = adapt(form, fake(E)), adapt(form, fake(E), init_at_random_ep_len=True)
+    for envs in (plain, scattered):
+        envs.reset(SEEDS)
+    assert plain._env.episode_length_buf.tolist() == [0] * E
+    ages = scattered._env.episode_length_buf
+    assert ages.dtype == torch.long
+    assert len(set(ages.tolist())) > 1
+    assert 0 <= ages.min() <= ages.max() < LIMIT
+
+
+def test_a_batch_is_seeded_once_when_it_is_made_and_again_by_later_resets():
+    isaac, maniskill = IsaacLab(E), ManiSkill(E)
+    for form, fake in ((IsaacLabEnvs, isaac), (ManiSkillEnvs, maniskill)):
+        envs = adapt(form, fake)
+        envs.reset(SEEDS)
+        envs.reset(SEEDS + 100)
+    assert isaac.seeds == [7, 100]
+    assert maniskill.seeds == [[7, 8, 9, 10, 11], [100, 101, 102, 103, 104]]
+
+
+# -- What is refused. ------------------------------------------------------------------------------------------
+
+
+def refused(form, made, match, **options):
+    with pytest.raises(ConfigError, match=match):
+        adapt(form, made, **options)
+
+
+@pytest.mark.parametrize(
+    ("form", "fake"), [(RslRlEnvs, RslRl), (IsaacLabEnvs, IsaacLab), (ManiSkillEnvs, ManiSkill)]
+)
+def test_a_simulator_of_another_device_or_index_is_refused(form, fake):
+    made = fake(E)
+    made.device = "cuda:1"
+    refused(form, made, "the simulator lives on cuda:1, and this rank computes on cpu: let the function")
+    made = fake(E)
+    made.device = torch.device("cuda:1")
+    with pytest.raises(ConfigError, match="on cuda:1, and this rank computes on cuda:0"):
+        form(made, E, torch.device("cuda:0"), NAMES, 7)
+
+
+def test_observations_on_another_device_than_the_simulator_says_are_refused():
+    made = RslRl(E)
+    made.get_observations = lambda: {"policy": torch.zeros(E, 2, device="meta")}
+    refused(RslRlEnvs, made, "lives on meta, and this rank computes on cpu")
+
+
+@pytest.mark.parametrize(
+    ("form", "fake"), [(RslRlEnvs, RslRl), (IsaacLabEnvs, IsaacLab), (ManiSkillEnvs, ManiSkill)]
+)
+def test_another_number_of_environments_is_refused(form, fake):
+    refused(form, fake(E + 1), "the simulator has 6 environments, and this rank steps 5")
+
+
+def test_objects_of_another_form_are_refused_with_the_setting_that_fits():
+    refused(RslRlEnvs, ManiSkill(E), "ManiSkill lacks num_actions, get_observations of rsl_rl's VecEnv")
+    refused(IsaacLabEnvs, RslRl(E), "wrapper of rsl_rl's form.*env.simulator=rsl_rl")
+    refused(IsaacLabEnvs, SimpleNamespace(), "no environment of Isaac Lab or mjlab")
+    refused(ManiSkillEnvs, ManiSkill(E, auto_reset=False), "ManiSkillVectorEnv\\(env, auto_reset=True\\)")
+
+
+def test_arrays_of_numpy_and_single_environments_are_refused():
+    made = RslRl(E)
+    made.get_observations = lambda: {"policy": torch.zeros(E, 2).numpy()}
+    refused(RslRlEnvs, made, "observations of type ndarray: env.backend=device takes torch tensors")
+    made.get_observations = lambda: {"policy": torch.zeros(2)}
+    refused(RslRlEnvs, made, "shape \\[2\\]: the first dimension has to be the 5 environments")
+
+
+def test_choices_of_isaac_lab_have_a_dimension_of_their_own():
+    fake = IsaacLab(E)
+    fake.single_action_space = gym.spaces.Discrete(2, start=-1)
+    seen = []
+    fake._carts.move = lambda actions: seen.append(actions.clone())
+    envs = adapt(IsaacLabEnvs, fake)
+    assert envs.spec.action.kind == "discrete"
+    envs.reset(SEEDS)
+    envs.step(torch.tensor([0, 1, 0, 1, 0]))
+    assert seen[0].tolist() == [[-1], [0], [-1], [0], [-1]]
