@@ -63,7 +63,7 @@ class SimulatorEnvs:
 def check_device(found: Any, wanted: torch.device) -> None:
     """Raise ConfigError unless a simulator lives on the device of its rank, index included."""
     on = torch.device(found)
-    # "cuda" without an index is the current device, which a rank sets to its own.
+    # A device without an index is the current one, which a rank sets to its own.
     if on.type != wanted.type or (None not in (on.index, wanted.index) and on.index != wanted.index):
         raise ConfigError(
             f"the simulator lives on {on}, and this rank computes on {wanted}: let the function behind env.id pass "
