@@ -11,7 +11,7 @@ for the whole batch cannot promise this; `has_own_streams` says so.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -39,8 +39,8 @@ class TensorStep:
 class TensorVecEnv(Protocol):
     """E environments on one device, which reset themselves in the step in which an episode ends."""
 
-    has_final_obs: ClassVar[bool]  # whether steps carry `final_obs`
-    has_own_streams: ClassVar[bool]  # whether an environment's episodes follow from its seed alone
+    has_final_obs: bool  # whether steps carry `final_obs`
+    has_own_streams: bool  # whether an environment's episodes follow from its seed alone
 
     spec: EnvSpec
     num_envs: int  # E

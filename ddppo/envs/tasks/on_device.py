@@ -20,8 +20,8 @@ from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 class DeviceTask(ABC):
     """E environments with one state vector each, `[E, S]`; a `TensorVecEnv` but for its names."""
 
-    has_final_obs: ClassVar[bool] = True
-    has_own_streams: ClassVar[bool] = True
+    has_final_obs = True
+    has_own_streams = True
     num_uniforms: ClassVar[int]  # random numbers that a first state is made of
 
     def __init__(
