@@ -93,11 +93,11 @@ class ObsNormalizer:
         flat = [x.reshape(len(x), leaf.size) for x, leaf in zip(floats, self._floats, strict=True)]
         # In the model's type first. Only if a mean is far from 0 are the moments computed again, from float64.
         arrays = zip(flat, filter(None, leaves(self.mean_and_scale)), strict=True)
-        cast = moments(torch.cat([x.to(mean.dtype) for x, (mean, _) in arrays], 1))
+        cast = moments(torch.cat([x.to(mean.dtype) for x, (mean, _) in arrays], 1)).cpu()
         far = _far(cast, rounding=0.0)
         if not far.any():
             return cast
-        exact = moments(torch.cat([x.double() for x in flat], 1))
+        exact = moments(torch.cat([x.double() for x in flat], 1)).cpu()
         return torch.where(far & (exact[2] > exact[0] * (_ROUNDING * exact[1]).square()), exact, cast)
 
     def moments_of_shards(self, obs: Obs, valid: torch.Tensor, num_shards: int) -> torch.Tensor:
