@@ -105,6 +105,19 @@ def test_successors_of_whole_episodes_are_those_of_environments_stepped_in_turn(
         torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-12)
 
 
+def test_a_batch_of_all_gives_the_same_bits_by_any_number_of_observers(observers):
+    model = build_model(probe(CARTPOLE), settings_of("model", hidden_sizes=[64, 64]), 0, torch.float64)
+    found = []
+    for num_workers in (1, NUM_ENVS):
+        env = replace(CARTPOLE, max_episode_steps=None, num_workers=num_workers)
+        central = central_of(observers(env), model, kind=CentralEpisodes)
+        central.reset(list(range(NUM_ENVS)))
+        rollout, episodes = central.collect(np.random.default_rng(0).random((STEPS, NUM_ENVS, 1)))
+        assert len({episode.step for episode in episodes}) == NUM_ENVS  # observers are done one by one
+        found.append([x[rollout.valid] for x in (central.params, rollout.actions, rollout.logprobs)])
+    assert all(torch.equal(x, y) for x, y in zip(*found, strict=True))
+
+
 def test_a_batch_of_all_takes_one_forward_a_step_though_episodes_are_of_unequal_length(observers):
     model = build_model(probe(CARTPOLE), settings_of("model", hidden_sizes=[16]), 0, torch.float64)
     central = central_of(observers(CARTPOLE), model)

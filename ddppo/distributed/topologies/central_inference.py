@@ -112,10 +112,17 @@ class CentralCollector(Collector):
 
     def _act_for(self, acting: list[int], rows: list[int], draws: torch.Tensor) -> None:
         """Compute the actions of these observers in one forward pass, and send each observer its own."""
-        slices = [self.env.parts[k] for k in acting]  # the environments of each observer
+        computed = acting
+        if self.max_wait_s is None:
+            # Kernels give other bits for other batch sizes. So a batch that waits for all also has the environments of
+            # observers that are done early; the rows that this fills come after their episodes and are not valid.
+            # Then results do not depend on how many observers there are, which a measured time of a step may decide.
+            done = [k for k in range(len(rows)) if rows[k] < self.rollout_steps and self._is_done(k, rows[k])]
+            computed = sorted([*acting, *done])
+        slices = [self.env.parts[k] for k in computed]  # the environments of each observer
         sizes = [envs.stop - envs.start for envs in slices]
         # One index (t, e) per environment: observers are in different rows.
-        t = torch.from_numpy(np.repeat([rows[k] for k in acting], sizes))
+        t = torch.from_numpy(np.repeat([rows[k] for k in computed], sizes))
         e = torch.from_numpy(np.concatenate([np.arange(envs.start, envs.stop) for envs in slices]))
         obs = each(lambda x: x[t.to(x.device), e.to(x.device)], self.obs)
         mask = None if self.masks is None else self.masks[t, e].to(self.device)
@@ -130,10 +137,11 @@ class CentralCollector(Collector):
         self.num_forwards += 1
         self.num_acted += len(t)
         start = 0
-        for k, size in zip(acting, sizes, strict=True):
+        for k, size in zip(computed, sizes, strict=True):
             observer_actions = actions[start : start + size]
-            self.env.ask(k, observer_actions)
-            self.group.sends.append(observer_actions.nbytes)
+            if k in acting:
+                self.env.ask(k, observer_actions)
+                self.group.sends.append(observer_actions.nbytes)
             start += size
 
     def _policy(self, obs: Any, t: torch.Tensor, e: torch.Tensor) -> torch.Tensor:
