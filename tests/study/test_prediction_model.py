@@ -69,6 +69,27 @@ def make_runs(world_sizes, seeds=2, **settings):
     return [make_run(world_size=w, seed=s, **settings) for w in world_sizes for s in range(seeds)]
 
 
+def whole_episodes(run, length):
+    """Return the run as one whose iterations are whole episodes of `length` steps, of at most the run's T."""
+    return replace(run, whole_episodes=True, steps=np.full(2, float(run.num_envs * length)))
+
+
+def test_the_load_of_whole_episodes_is_all_environments_and_the_mean_length_of_episodes():
+    runs = [whole_episodes(make_run(world_size=w), 8) for w in (1, 2)]
+    of_one, of_two = points(runs)
+    assert (of_one.load.local_num_envs, of_one.load.rollout_steps) == (16, 8)
+    assert (of_two.load.local_num_envs, of_two.load.rollout_steps) == (8, 8)
+    model = fit(runs, replicates=2)
+    assert model.shape(4).num_envs == 16
+    assert model._load(4, WhatIf()).local_batch_size == 4 * 8
+    assert model._load(4, WhatIf(rollout_steps=10)).local_batch_size == 4 * 10
+    assert not model.divides(32)  # with steps, 32 ranks would have rollouts of half the length
+    with pytest.raises(
+        ConfigError, match=r"W=32 exceeds the 16 environments.*use at most 16, or num_envs=32"
+    ):
+        model.shape(32)
+
+
 def test_parameters_are_recovered():
     fitted = fit(make_runs((1, 2, 4, 8)), replicates=2).parameters
     assert fitted.step.fixed_s == pytest.approx(TRUTH.step.fixed_s, rel=0.15)

@@ -36,7 +36,12 @@ class WhatIf:
     num_envs: int | None = setting(
         None, "environments of all ranks (strong) or of one rank (weak)", low=1, high=10**9
     )
-    rollout_steps: int | None = setting(None, "steps T per environment and iteration", low=1, high=10**9)
+    rollout_steps: int | None = setting(
+        None,
+        "steps T per environment and iteration; the mean length of episodes where an iteration is whole episodes",
+        low=1,
+        high=10**9,
+    )
     num_epochs: int | None = setting(None, "passes K over the batch", low=1, high=10**4)
     num_minibatches: int | None = setting(None, "minibatches M per epoch", low=1, high=10**6)
     rule: str | None = setting(None, "how the batch follows W", choices=("strong", "weak"))
@@ -121,6 +126,11 @@ class FittedModel:
         num_envs = what_if.num_envs or round(local * run.world_size if rule == "strong" else local)
         sizes = {name: getattr(what_if, name) or getattr(run, name) for name in _SIZES}
         sizes |= {"num_envs": num_envs, "world_size": world_size}
+        if rule == "strong" and run.whole_episodes and world_size > num_envs:
+            raise ConfigError(
+                f"W={world_size} exceeds the {num_envs} environments, and an iteration is one whole episode of each, "
+                f"so each rank needs one: use at most {num_envs}, or num_envs={world_size}"
+            )
         if rule == "strong":
             return scaling.strong(**sizes)
         return scaling.weak(**sizes, learning_rate_rule="none")
@@ -136,12 +146,16 @@ class FittedModel:
     def _load(self, world_size: int, what_if: WhatIf) -> Load:
         """Return the work of W ranks, which communicate as at the largest W, with as many ranks on a host."""
         shape, run = self.shape(world_size, what_if), self.points[-1].run
+        # Whole episodes are as long as in the runs, on average.
+        steps: float = shape.rollout_steps
+        if run.whole_episodes and what_if.rollout_steps is None:
+            steps = self.base.load.rollout_steps
         # Hosts grow in proportion to W.
         hosts, each = run.origin.num_hosts, what_if.cores_per_worker
         return Load(
             run,
             world_size,
-            shape.rollout_steps,
+            steps,
             shape.num_envs / world_size,
             done_epochs(self.base.run) if what_if.num_epochs is None else what_if.num_epochs,
             shape.num_minibatches,

@@ -21,7 +21,7 @@ class Load:
 
     run: Run  # its settings hold for everything else
     world_size: int
-    rollout_steps: int
+    rollout_steps: float  # if iterations are whole episodes, their mean length
     local_num_envs: float  # mean over ranks
     num_epochs: float  # mean passes over the batch; target_kl may end them early
     num_minibatches: int
@@ -149,6 +149,12 @@ def _point(runs: Sequence[Run]) -> Point:
     sampling = {
         p: float(np.mean([standard_error(r.times[p].mean(axis=1))[0] for r in middle])) for p in PARTS
     }
+    # Environments are counted by their steps, because some steps only reset. Whole episodes end before rollout_steps.
+    rollout_steps, local_num_envs = float(run.rollout_steps), run.num_envs / run.world_size
+    if run.whole_episodes:
+        rollout_steps = float(np.mean(run.steps)) / run.num_envs
+    else:
+        local_num_envs = float(np.mean(run.steps)) / run.world_size / run.rollout_steps
     # Rank 0 writes the records: its t_other is longer.
     least = _LEAST_ERROR * sum(means.values())
     first, *others = run.times["t_other"].mean(axis=0).tolist()
@@ -157,8 +163,8 @@ def _point(runs: Sequence[Run]) -> Point:
         load=Load(
             run,
             run.world_size,
-            run.rollout_steps,
-            float(np.mean(run.steps)) / run.world_size / run.rollout_steps,
+            rollout_steps,
+            local_num_envs,
             done_epochs(run),
             run.num_minibatches,
             run.num_parameters,

@@ -104,6 +104,7 @@ class Run:
     topology: str = "ddp"
     roles: tuple[str, ...] = ()  # of each rank; empty if unknown
     num_stepping: int = 0  # ranks that step environments; 0 if unknown
+    whole_episodes: bool = False  # an iteration is one episode of each environment, of at most rollout_steps
     rank_means: tuple[dict[str, float], ...] = ()  # of each rank: time/t_wait_learner, dist/bytes, ...
 
     @property

@@ -183,6 +183,7 @@ def _run(path: Path, summary: Fields) -> Run:
         topology=config.section("dist", default={}).text("topology", default="ddp"),
         roles=roles,
         num_stepping=derived.whole("num_stepping", high=counts.world_size, default=0),
+        whole_episodes=derived.flag("whole_episodes", default=False),
         rank_means=rank_means,
     )
 
