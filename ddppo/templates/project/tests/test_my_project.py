@@ -22,7 +22,7 @@ def test_cpp_and_python_agree_to_the_bit():
 
 
 @pytest.mark.parametrize(
-    ("model", "algorithm"), [("mlp", "ppo"), ("my_project", "ppo"), ("mlp", "my_project")]
+    ("model", "algorithm"), [("mlp", "ppo"), ("my_project", "ppo"), ("my_project", "my_project")]
 )
 def test_two_workers_learn_it(model, algorithm, tmp_path):
     run = tmp_path / "run"
