@@ -55,18 +55,20 @@ class EpsilonGreedy(Categorical):
         return torch.where(coin < self._epsilon, uniform, greedy)
 
 
-def reset_layers_(network: torch.nn.Module) -> None:
-    """Initialise linear layers and convolutions as PyTorch does.
+def begin_layers_(network: torch.nn.Module, config: LayerSettings) -> None:
+    """Initialise linear layers and convolutions as PyTorch does, unless model.orthogonal=true.
 
     With the orthogonal weights of PPO, which are larger, DQN overestimates: on CartPole it failed in 2 of 3 seeds.
     """
+    if getattr(config, "orthogonal", None):  # a setting of model=mlp alone
+        return
     for layer in network.modules():
         if isinstance(layer, torch.nn.Linear | torch.nn.Conv2d):
             layer.reset_parameters()
 
 
 class QNetwork(ActorCritic):
-    """Values Q(s, a) of all actions: the trunk that model= names, and a linear head, initialised by `reset_layers_`.
+    """Values Q(s, a) of all actions: the trunk that model= names, and a linear head, initialised by `begin_layers_`.
 
     Action parameters are these values, so that evaluation, export and enjoy take the action of the largest one.
     """
@@ -78,7 +80,7 @@ class QNetwork(ActorCritic):
         self.epsilon = epsilon  # of a policy that samples
         self.trunk = make_trunk(spec, config)
         self.head = linear(self.trunk.num_features, spec.action.sizes[0], gain=1.0)
-        reset_layers_(self)
+        begin_layers_(self, config)
 
     def action_params(self, obs: Obs) -> torch.Tensor:
         return self._values(self.trunk, obs)

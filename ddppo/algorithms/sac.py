@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ddppo.algorithms.contract import Acted, Algorithm, Part, Step, Transitions
-from ddppo.algorithms.dqn import reset_layers_
+from ddppo.algorithms.dqn import begin_layers_
 from ddppo.algorithms.replay import Batch, ReplayBuffer
 from ddppo.config.model_settings import LOG_STD_RANGE, MlpSettings, ModelSettings
 from ddppo.config.replay_settings import SacSettings
@@ -31,12 +31,12 @@ _NOISE = 1  # the number of the stream of normal numbers (Step.stream)
 
 
 def layers(inputs: int, outputs: int, config: MlpSettings) -> nn.Sequential:
-    """Return a network with the hidden layers of model=mlp, initialised as PyTorch does."""
+    """Return a network with the hidden layers of model=mlp."""
     sizes = list(config.hidden_sizes)
     found = nn.Sequential(
         *hidden_layers(inputs, sizes, config.activation), linear(sizes[-1], outputs, gain=1.0)
     )
-    reset_layers_(found)
+    begin_layers_(found, config)
     return found
 
 

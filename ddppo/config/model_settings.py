@@ -90,10 +90,10 @@ class LayerSettings(ModelSettings):
 
 @dataclass(slots=True)
 class MlpSettings(LayerSettings):
-    orthogonal: bool = setting(
-        True,
+    orthogonal: bool | None = setting(
+        None,
         "true begins with orthogonal weights and biases of 0; false with torch's own, both uniform "
-        "in +-1 / sqrt(inputs)",
+        "in +-1 / sqrt(inputs); null is false with dqn and sac, and true with any other algorithm",
     )
 
     def check(self) -> None:

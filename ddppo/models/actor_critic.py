@@ -251,7 +251,7 @@ class MLP(ActorCritic):
             self.value_trunk = hidden_layers(spec.obs_size, sizes, config.activation)
         self.policy_head = linear(config.hidden_sizes[-1], policy_outputs(spec.action, config), gain=0.01)
         self.value_head = linear(config.hidden_sizes[-1], 1, gain=1.0)
-        if not config.orthogonal:
+        if config.orthogonal is False:  # null is true
             for layer in self.modules():
                 if isinstance(layer, nn.Linear):
                     layer.reset_parameters()

@@ -25,17 +25,16 @@ def tensor(*numbers):
     return torch.tensor(numbers, dtype=torch.float64)
 
 
-def dqn(spec=CHOICES, **settings):
-    settings = DqnSettings(**settings)
+def dqn(spec=CHOICES, orthogonal=None, **settings):
+    settings, model = DqnSettings(**settings), MlpSettings(hidden_sizes=[4], orthogonal=orthogonal)
     torch.manual_seed(0)
-    networks = Dqn.networks(spec, settings, MlpSettings(hidden_sizes=[4]), None).double()
-    return Dqn(spec, settings, networks)
+    return Dqn(spec, settings, Dqn.networks(spec, settings, model, None).double())
 
 
-def sac(spec=BOX, **settings):
-    settings = SacSettings(**settings)
+def sac(spec=BOX, orthogonal=None, **settings):
+    settings, model = SacSettings(**settings), MlpSettings(hidden_sizes=[4], orthogonal=orthogonal)
     torch.manual_seed(0)
-    return Sac(spec, settings, Sac.networks(spec, settings, MlpSettings(hidden_sizes=[4]), None).double())
+    return Sac(spec, settings, Sac.networks(spec, settings, model, None).double())
 
 
 def batch(obs, actions, returns, discounts, next_obs, next_mask=None):
@@ -208,6 +207,19 @@ def test_probabilities_of_the_policy_are_those_of_its_samples():
     assert shares.tolist() == pytest.approx([0.1, 0.8, 0.1, 0.0], abs=0.01)
     assert policy.log_prob(torch.tensor(1)).item() == pytest.approx(math.log(0.8))
     assert policy.entropy().item() == pytest.approx(-(0.8 * math.log(0.8) + 0.2 * math.log(0.1)))
+
+
+@pytest.mark.parametrize(
+    ("made", "first"), [(dqn, "trunk.layers.0.bias"), (sac, "policy.0.bias"), (sac, "critics.1.0.bias")]
+)
+def test_layers_begin_as_torchs_own_unless_they_are_to_be_orthogonal(made, first):
+    for orthogonal, is_zero in (
+        (None, False),
+        (False, False),
+        (True, True),
+    ):  # orthogonal layers have no bias
+        biases = dict(made(orthogonal=orthogonal).model.named_parameters())[first]
+        assert (biases == 0).all().item() is is_zero
 
 
 @pytest.mark.parametrize(
