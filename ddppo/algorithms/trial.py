@@ -126,6 +126,11 @@ class AlgorithmTrial:
         if not any(p.requires_grad for p in model.parameters()):
             raise self.fails("networks", "returned networks without a parameter that can learn")
         algorithm: Algorithm = self.call("__init__", lambda: self.kind(self.spec, self.settings, model))
+        if algorithm.replay is not None and self.config.on_nonfinite == "skip_batch":
+            raise ConfigError(
+                f"on_nonfinite=skip_batch with {self.subject}: the rows of the skipped batch would stay in the replay "
+                "buffer and be drawn again: use on_nonfinite=stop, or restore with distributed=ddp"
+            )
         kept = getattr(algorithm, "kept", None)
         if not isinstance(kept, dict) or not all(isinstance(x, torch.Tensor) for x in kept.values()):
             raise self.fails(

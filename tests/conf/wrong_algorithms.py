@@ -71,5 +71,7 @@ LINES = {
     "without",
     "algorithm=dqn dist.world_size=2 dist.grad_sync=ddp": "dist.grad_sync=ddp with algorithm=dqn: ",
     "algorithm=dqn env.num_envs=3 algorithm.capacity=1000 algorithm.learning_starts=1000": "learning would never start",
+    "algorithm=dqn on_nonfinite=skip_batch": "on_nonfinite=skip_batch with algorithm=dqn: the rows of the skipped "
+    "batch would stay in the replay buffer and be drawn again: use on_nonfinite=stop",
     "env=pendulum algorithm=sac algorithm.updates_per_step=0": "algorithm.updates_per_step=0",
 }
