@@ -179,9 +179,15 @@ def _in_words(x: Any) -> str:
 class _PartState:
     """The parameters of a part as slices of the flat vector, and their Adam."""
 
-    def __init__(self, part: Part, slices: list[tuple[int, int]], vector: torch.nn.Parameter) -> None:
+    def __init__(
+        self,
+        part: Part,
+        slices: list[tuple[int, int]],
+        own: list[torch.nn.Parameter],  # the model's parameters in these slices
+        vector: torch.nn.Parameter,
+    ) -> None:
         assert vector.grad is not None
-        self.part = part
+        self.part, self.own = part, own
         self.parameters = []
         for start, end in slices:  # views: they share the memory of the model's parameters and gradients
             p = torch.nn.Parameter(vector.data[start:end])
@@ -217,8 +223,7 @@ class LearnerStep:
         self.follows = torch.ones(len(self.envs), dtype=torch.bool)
         self.num_steps = 0  # of all optimizers, in this iteration
         self._seed = seed
-        vector = sync.parameters.vector
-        self._gradient = vector.grad
+        vector, named = sync.parameters.vector, dict(algorithm.model.named_parameters())
         self.parts: dict[str, _PartState] = {}
         for name, part in algorithm.parts().items():
             slices = sync.parameters.slices(part.parameters)
@@ -227,7 +232,8 @@ class LearnerStep:
                     f"{self._name}.parts: no parameter has a name that begins with {' or '.join(part.parameters)}, for "
                     f"the part {name}"
                 )
-            self.parts[name] = _PartState(part, slices, vector)
+            own = [named[p] for p in sync.parameters.names(part.parameters)]
+            self.parts[name] = _PartState(part, slices, own, vector)
         self._norms = torch.zeros((), dtype=torch.float64, device=vector.device)
         self._loss = torch.zeros(
             (), dtype=torch.float64, device=vector.device
@@ -270,11 +276,12 @@ class LearnerStep:
             self._check_loss(loss)
         if count == 0:  # no learner has a sample
             return
-        assert self._gradient is not None
-        self._gradient.zero_()
+        for p in state.parameters:
+            p.grad.zero_()  # type: ignore[union-attr]
         if loss is not None:
             local_loss = loss / count
-            (local_loss * nan_unless_finite(local_loss)).backward()
+            # The gradient of this part alone: backward skips what only other parameters need.
+            (local_loss * nan_unless_finite(local_loss)).backward(inputs=state.own)
         with torch.no_grad():
             norm = state.sum_gradient_(self.group)
             if loss is not None:

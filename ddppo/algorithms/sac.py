@@ -170,8 +170,9 @@ class Sac(Algorithm):
         policy_loss, logprobs = self.policy_loss(batch.obs, noise[1])
         step(policy_loss, n, "policy")
         step(self.alpha_loss(logprobs), n, "alpha")
-        for target, p in zip(self.target.parameters(), self.model.critics.parameters(), strict=True):
-            target.lerp_(p.detach(), self.settings.tau)
+        with torch.no_grad():
+            targets, critics = list(self.target.parameters()), list(self.model.critics.parameters())
+            torch._foreach_lerp_(targets, critics, self.settings.tau)
         return torch.stack([q_loss, values, policy_loss, -logprobs.sum()]).detach().double().cpu()
 
     def critic_loss(self, batch: Batch, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

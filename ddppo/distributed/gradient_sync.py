@@ -82,14 +82,21 @@ class FlatParameters:
         A prefix is a whole name or ends at a dot of one: "critic" is critic.0.weight's, and not critic2.weight's.
         """
         found: list[tuple[int, int]] = []
-        for name, (start, end) in self._ranges.items():
-            if not any(prefix in ("", name) or name.startswith(f"{prefix}.") for prefix in prefixes):
-                continue
+        for name in self.names(prefixes):
+            start, end = self._ranges[name]
             if found and found[-1][1] == start:
                 found[-1] = (found[-1][0], end)
             else:
                 found.append((start, end))
         return found
+
+    def names(self, prefixes: Sequence[str]) -> list[str]:
+        """Return the names of the parameters with these prefixes, in the order of the vectors."""
+        return [
+            name
+            for name in self._ranges
+            if any(prefix in ("", name) or name.startswith(f"{prefix}.") for prefix in prefixes)
+        ]
 
     def digest(self, prefixes: Sequence[str] = ("",), also: Iterable[torch.Tensor] = ()) -> str:
         """Return a hash of the bytes of the parameters with these prefixes, and of other tensors.

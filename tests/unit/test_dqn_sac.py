@@ -7,13 +7,16 @@ import pytest
 import torch
 
 from ddppo.algorithms.dqn import Dqn, EpsilonGreedy
+from ddppo.algorithms.learner import LearnerStep
 from ddppo.algorithms.replay import Batch
 from ddppo.algorithms.sac import Sac
+from ddppo.collectives.group import Group
 from ddppo.config.model_settings import CnnSettings, MlpSettings
 from ddppo.config.replay_settings import DqnSettings, SacSettings
-from ddppo.distributed.gradient_sync import FlatParameters
+from ddppo.distributed.gradient_sync import FlatParameters, FlatSync
 from ddppo.errors import ConfigError
 from ddppo.ppo.rollout import Transitions
+from ddppo.scaling import BatchShape
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 
 TWO_NUMBERS = ArraySpec((2,))
@@ -318,6 +321,21 @@ def test_each_step_moves_its_own_part_though_the_policys_loss_has_gradients_for_
     algorithm.learn(rollout(tensor(0.0, 3.0)), step)
     assert [part for part, _ in step.asked] == ["critic", "policy", "alpha"] * 8
     assert algorithm.synchronised == ("policy",)
+
+
+def test_a_step_computes_the_gradient_of_its_own_part_alone():
+    """The policy's loss reaches the critics, and their half of the work would be thrown away."""
+    algorithm = sac()
+    sync = FlatSync(algorithm.model, FlatParameters(algorithm.model), Group())
+    step = LearnerStep(algorithm, BatchShape(2, 4, 1, 1, 1), sync, Group(), seed=0)
+    step.begin(1, algorithm.parts(), 1.0)
+    obs, noise = torch.rand(3, 2, dtype=torch.float64), torch.zeros(3, 2, dtype=torch.float64)
+    before = {name: p.detach().clone() for name, p in algorithm.model.named_parameters()}
+    step(algorithm.policy_loss(obs, noise)[0], 3, "policy")
+    for name, p in algorithm.model.named_parameters():
+        of_policy = name.startswith("policy.")
+        assert bool(p.grad.any()) is of_policy
+        assert bool((p != before[name]).any()) is of_policy
 
 
 def test_targets_follow_the_critics_by_tau_at_each_update():
