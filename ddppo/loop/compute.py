@@ -74,6 +74,8 @@ def choose_compute(context: RankContext, progress: TrainState, *, only_cpp: bool
     progress.compiled_from = progress.compiled_from or progress.iteration + 1
     # summary.json keeps the word "native" for C++, so that reports compare runs of all versions.
     context.derived["step"] = "native" if isinstance(step, CppStep) else "compiled"
+    if getattr(step, "is_recorded", False):
+        context.derived["graphs"] = True  # kernels of a minibatch start by two calls (ppo/compiled.py)
     collector = context.topology.collector
     if isinstance(collector, (Collector, DeviceCollector)) and isinstance(step, CppStep):
         collector.use_cpp(step.network)
@@ -194,6 +196,7 @@ def _compile(context: RankContext) -> tuple[EpochStep | None, str | None]:
         step = CompiledStep(
             ppo, context.model, learner.parameters, learner.optimizer, summing.sum_, learner.scale, num_shards,
             num_rows=max(2, learner.shape.minibatch_size // (learner.shape.num_shards or topology.learners.world_size)),
+            records=topology.learners.world_size == 1,
         )  # fmt: skip
     except CannotCompile as e:
         return None, str(e)

@@ -3,7 +3,8 @@
 There are two graphs: `gradient_function` computes loss, gradient and statistics of a minibatch, and `optimize_` clips
 the gradient and moves the parameters by Adam. The sum over ranks stands between them. The number of rows is symbolic
 and coefficients are tensors, so a schedule or a smaller minibatch compiles nothing anew. loop/compute.py decides
-whether a run uses it.
+whether a run uses it. On an accelerator that can, one learner's kernels are recorded as graphs (`Recorded`), so that
+the host starts each minibatch by two calls instead of some hundred.
 """
 
 import copy
@@ -63,6 +64,8 @@ class CompiledStep:
         # Rows of a shard of a minibatch, about. torch chooses other kernels for far fewer or more rows, and would
         # compile again in the first iteration.
         num_rows: int = _TRACED_ROWS,
+        *,
+        records: bool = True,  # whether kernels may be recorded as graphs, where the device can
     ) -> None:
         device = parameters.device
         self._parameters = parameters
@@ -78,6 +81,8 @@ class CompiledStep:
         self._learning_rate = torch.zeros((), dtype=torch.float64, device=device)
         self._moments: list[torch.Tensor] = []
         self._buffers = list(model.buffers())
+        # Several learners, or shards, have minibatches of many sizes, and would need a graph for each size.
+        self.is_recorded = records and can_record(device) and num_shards == 1
         self._gradient_of, self._optimize = self._compile(
             model, num_rows, clips_value=config.clip_value_coef is not None
         )
@@ -157,6 +162,8 @@ class CompiledStep:
                 warnings.simplefilter("ignore")
                 optimize = compiled(optimize_, of_optimizer, range(6))
                 gradient_of = compiled(gradient_, (*state, *_tensors(traced), *self._buffers), range(1, 4))
+                if self.is_recorded:  # a minibatch and its count lie elsewhere each time
+                    optimize, gradient_of = Recorded(optimize, 8), Recorded(gradient_of, 6)
                 optimize(*of_optimizer)
                 gradient_of(*state, *_tensors(usual), *self._buffers)
         except CannotCompile:
@@ -188,6 +195,69 @@ def compiled(function: Callable[..., None], inputs: Sequence[torch.Tensor], may_
     traced = make_fx(function, tracing_mode="symbolic")(*inputs)
     _check(traced.graph, may_change)
     return cast("Compiled", torch.compile(traced, fullgraph=True, dynamic=True))
+
+
+# -- Graphs of kernels (CUDA graphs, and those of XPU).
+
+
+def can_record(device: torch.device) -> bool:
+    """Return whether this build of torch records the kernels of `device` as graphs."""
+    return device.type in ("cuda", "xpu") and hasattr(torch.accelerator, "Graph")
+
+
+def record(function: Callable[[], None]) -> Callable[[], None]:
+    """Record the kernels that `function` starts, and return what starts all of them again by one call.
+
+    The function runs twice before, because the first call loads kernels and allocates memory.
+    """
+    stream = torch.Stream()
+    stream.wait_stream(torch.accelerator.current_stream())
+    graph = torch.accelerator.Graph()
+    with stream:
+        function()
+        function()
+    with stream, graph:
+        function()
+    torch.accelerator.current_stream().wait_stream(stream)
+    return graph.replay
+
+
+class Recorded:
+    """A function that changes some of its tensors, with its kernels recorded once for each size of its last inputs.
+
+    Recorded kernels use the memory that they were recorded with. So the first `num_fixed` inputs have to be the same
+    tensors in every call, and the others, which lie elsewhere each time, are copied into memory of their own.
+    """
+
+    def __init__(self, function: Compiled, num_fixed: int) -> None:
+        self._function = function
+        self._num_fixed = num_fixed
+        self._fixed: Sequence[torch.Tensor] = ()
+        # By the sizes of the other inputs: memory for them, and the call that starts the kernels.
+        self._graphs: dict[tuple[torch.Size, ...], tuple[list[torch.Tensor], Callable[[], None]]] = {}
+
+    def __call__(self, *inputs: torch.Tensor) -> None:
+        fixed, others = inputs[: self._num_fixed], inputs[self._num_fixed :]
+        if [x.data_ptr() for x in fixed] != [x.data_ptr() for x in self._fixed]:
+            self._graphs.clear()  # as at the first call, and when a checkpoint gave Adam other moments
+            self._fixed = fixed
+        sizes = tuple(x.shape for x in others)
+        if sizes not in self._graphs:
+            self._graphs[sizes] = self._recorded(fixed, others)
+        room, start = self._graphs[sizes]
+        for own, given in zip(room, others, strict=True):
+            own.copy_(given)
+        start()
+
+    def _recorded(
+        self, fixed: Sequence[torch.Tensor], others: Sequence[torch.Tensor]
+    ) -> tuple[list[torch.Tensor], Callable[[], None]]:
+        room, before = [x.clone() for x in others], [x.clone() for x in fixed]
+        start = record(lambda: self._function(*fixed, *room))
+        # Recording has run the function: put back what it changed.
+        for x, value in zip(fixed, before, strict=True):
+            x.copy_(value)
+        return room, start
 
 
 def _check(graph: torch.fx.Graph, may_change: range) -> None:

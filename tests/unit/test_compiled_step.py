@@ -3,6 +3,7 @@
 Compiling these is for tests/golden, which is slow.
 """
 
+import copy
 import math
 from types import SimpleNamespace
 
@@ -62,7 +63,15 @@ def made(spec, config, *, kind, monkeypatch, model_config=None, dtype=torch.floa
     if kind == "native":
         network = CppNetwork(model, spec, parameters.vector)
         learner.step = CppStep(network, config, learner.optimizer, group)
-    if kind == "torch":
+    if kind == "recorded":  # as on an accelerator, whose graph starts again all that was started while it recorded
+
+        def record(function):
+            function()
+            return function
+
+        monkeypatch.setattr(compiled_step, "can_record", lambda device: True)
+        monkeypatch.setattr(compiled_step, "record", record)
+    if kind in ("torch", "recorded"):
         monkeypatch.setattr(compiled_step, "compiled", lambda function, *_: function)
         learner.step = CompiledStep(
             config, model, parameters.vector, learner.optimizer, group.sum_, learner.scale
@@ -134,6 +143,25 @@ def test_it_does_what_the_eager_step_does_for_every_kind_of_action(action, kind,
     assert_equal(
         both(EnvSpec(ArraySpec((4,)), action), kind, monkeypatch, entropy_coef=0.01, max_grad_norm=0.3)
     )
+
+
+def test_recorded_kernels_do_what_the_eager_step_does_also_for_minibatches_of_two_sizes(monkeypatch):
+    spec, config = EnvSpec(ArraySpec((4,)), ACTIONS[0]), {"clip_schedule": "linear", "lr_schedule": "linear"}
+    found = both(spec, "recorded", monkeypatch, iterations=3, num_minibatches=4, **config)
+    assert_equal(found)
+
+
+def test_recorded_kernels_follow_moments_that_a_checkpoint_replaced(monkeypatch):
+    spec, config = EnvSpec(ArraySpec((4,)), ACTIONS[0]), settings_of("ppo", num_epochs=1, num_minibatches=2)
+    after = []
+    for kind in ("eager", "recorded"):
+        learner, model = made(spec, config, kind=kind, monkeypatch=monkeypatch)
+        samples = rollout(spec, model)
+        learner.update(samples, 1, 0.0)
+        learner.load(copy.deepcopy(learner.state()))  # Adam's moments lie elsewhere from now on
+        learner.update(samples, 2, 0.5)
+        after.append(learner.parameters.detach())
+    torch.testing.assert_close(*after, rtol=1e-9, atol=1e-9)
 
 
 def test_compiled_it_has_the_step_sizes_of_the_eager_step(monkeypatch):
