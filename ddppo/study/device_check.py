@@ -1,0 +1,220 @@
+"""`python -m ddppo.device_check`: what runs on this machine's devices, with what numbers, and how fast.
+
+1. Devices: what torch sees, and what sums gradients between them.
+2. Paths: each path of the code trains for a few iterations on the CPU and on the device, from the same seed. The table
+   has the largest difference of a parameter, relative to the largest parameter.
+3. Speed: steps/s of the bench's workloads, and of environments that live on the device, eager and compiled.
+
+Everything is printed as Markdown, to be pasted into an issue.
+"""
+
+import contextlib
+import json
+import math
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ddppo.config.fields import setting
+from ddppo.errors import ConfigError, TrainingError
+from ddppo.package import versions
+from ddppo.study.bench.measured import Clock, measure, this_code
+from ddppo.study.bench.workloads import fixed, missing_extra
+
+_SHORT = ("ppo.total_steps=1536", "env.num_envs=8", "ppo.rollout_steps=64")  # three iterations
+_REPLAY = ("algorithm.total_steps=1024", "algorithm.learning_starts=256")
+# What is tried, by the name in the table. Every path also runs at W=1 unless it says another number of ranks.
+PATHS: dict[str, tuple[str, ...]] = {
+    "PPO, discrete actions": ("env=cartpole", *_SHORT),
+    "PPO, continuous actions": ("env=pendulum", *_SHORT),
+    "normalised observations and rewards": (
+        *("env=pendulum", "ppo.normalize_obs=true", "ppo.normalize_rewards=true"),
+        *_SHORT,
+    ),
+    "a model with memory": ("env=cartpole", "model=gru", *_SHORT),
+    "two ranks": ("env=cartpole", "dist.world_size=2", *_SHORT),
+    "REINFORCE": ("env=cartpole", "algorithm=reinforce", "algorithm.total_steps=2000"),
+    "DQN": ("env=cartpole", "algorithm=dqn", *_REPLAY),
+    "SAC": ("env=pendulum", "algorithm=sac", *_REPLAY),
+    "environments on the device": ("env=cartpole_device", *_SHORT),
+    "a compiled step": ("env=pendulum", "compile=torch", *_SHORT),
+}
+# A sampled action changes if the numbers it is drawn by change by rounding; then rollouts part. So the runs are short,
+# and a difference above this is called one.
+TOLERANCE = 1e-3
+_QUIET = ("log.progress=none", "log.tensorboard=false", "eval.final_episodes=0", "eval.every_steps=0")
+_RESIDENT = ("env=cartpole_device", "env.num_envs=4096", "ppo.rollout_steps=32")
+_LIMIT_S = 300.0  # of one short run
+
+
+@dataclass(slots=True)
+class DeviceCheckConfig:
+    device: str = setting(
+        "auto",
+        "the device to compare with the CPU: auto, cuda, xpu, mps, or an index; auto takes what is there",
+    )
+    speed: bool = setting(True, "measure steps/s too")
+    seconds: float = setting(3.0, "seconds of training in each measurement of speed", above=0, high=3600)
+    out: str | None = setting(None, "a .json file for the numbers, besides the printed tables")
+
+
+def device_check(options: DeviceCheckConfig) -> bool:
+    """Print the tables; return whether every path runs, with the CPU's numbers on the device."""
+    if options.out is not None and Path(options.out).suffix != ".json":
+        raise ConfigError(f"out={options.out}: give a file that ends in .json")
+    from ddppo.device import accelerators, resolve
+
+    kind, num_devices = accelerators()
+    device = options.device if options.device != "auto" else kind
+    resolve(device)  # one that is unknown, or not there, is a mistake in the command
+    # 1. The machine.
+    about = _about(kind, num_devices)
+    print("\n".join(f"{name}: {text}" for name, text in about.items()), flush=True)
+    # 2. Paths.
+    rows = [_try_path(name, overrides, device) for name, overrides in PATHS.items()]
+    print(f"\n{paths_table(rows, device)}", flush=True)
+    # 3. Speeds.
+    speeds = _speeds(device, num_devices, options.seconds) if options.speed else {}
+    if speeds:
+        print(f"\n{speed_table(speeds)}", flush=True)
+    if options.out is not None:
+        found = {"about": about, "paths": rows, "speeds": speeds}
+        Path(options.out).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return all(row["failed"] is None and not row["differs"] for row in rows)
+
+
+def _about(kind: str, num_devices: int) -> dict[str, str]:
+    """Return the lines about this machine: versions, processor, devices, collectives."""
+    import torch
+    import torch.distributed as dist
+
+    from ddppo.device import backend_of, name_of
+    from ddppo.records.provenance import machine
+
+    here = machine(with_gpu=False)
+    devices = [torch.device(kind, index) for index in range(num_devices)]
+    names = [f"{device}: {name_of(device)}, collectives by {backend_of(device)}" for device in devices]
+    backends = [name for name in ("gloo", "nccl", "xccl", "mpi") if getattr(dist, f"is_{name}_available")()]
+    return {
+        "versions": versions().replace("\n", ", "),
+        "platform": here["platform"],
+        "cpu": f"{here['cpu']}, {here['cores']} cores, {here['memory_gb']} GB",
+        "devices": "; ".join(names) or "no accelerator that torch sees: only the CPU is tried",
+        "collectives": ", ".join(backends),
+    }
+
+
+# -- Paths.
+
+
+def _try_path(name: str, overrides: Sequence[str], device: str) -> dict[str, Any]:
+    """Train on the CPU, and on the device if it is another; return a row of the table."""
+    row: dict[str, Any] = {"path": name, "difference": None, "differs": False, "failed": None}
+    with tempfile.TemporaryDirectory(prefix="ddppo-check-") as folder:
+        places = {"cpu": "cpu"} | ({"device": device} if device is not None else {})
+        if device is not None and "dist.world_size=2" in overrides:
+            overrides = (*overrides, "dist.share_device=true")  # where there is one device only
+        try:
+            parameters = [
+                _trained((*overrides, f"device={where}"), Path(folder) / place)
+                for place, where in places.items()
+            ]
+        except TrainingError as e:
+            return row | {"failed": str(e)}
+    if len(parameters) == 2:
+        row["difference"] = difference(*parameters)
+        row["differs"] = not row["difference"] <= TOLERANCE
+    return row
+
+
+def _trained(overrides: Sequence[str], run_dir: Path) -> dict[str, Any]:
+    """Train, and return the parameters of the last checkpoint. Raises TrainingError with the run's last line."""
+    from ddppo.records import checkpoint
+
+    command = [sys.executable, "-m", "ddppo.train", *_QUIET, *overrides, f"hydra.run.dir={run_dir}"]
+    try:
+        found = subprocess.run(
+            command,
+            env=this_code().environ(),
+            cwd=run_dir.parent,
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_S,
+        )
+    except subprocess.TimeoutExpired as e:
+        raise TrainingError(f"it took longer than {_LIMIT_S:.0f} s") from e
+    if found.returncode:
+        lines = found.stderr.strip().splitlines() or [f"exit code {found.returncode}"]
+        raise TrainingError(lines[-1].removeprefix("error: "))
+    with contextlib.redirect_stderr(sys.stdout):
+        return checkpoint.load(checkpoint.chosen("last", run_dir))["model"]
+
+
+def difference(one: dict[str, Any], other: dict[str, Any]) -> float:
+    """Return the largest difference of a parameter, divided by the largest parameter; NaN if one is not finite."""
+    most = max((one[name].double() - other[name].double()).abs().max().item() for name in one)
+    largest = max(x.double().abs().max().item() for x in one.values())
+    return most / largest if largest else math.nan
+
+
+def paths_table(rows: Sequence[dict[str, Any]], device: str) -> str:
+    """Return the table of paths as Markdown."""
+    column = "runs on the CPU" if device == "cpu" else f"CPU against device={device}"
+    lines = [f"| path | {column} |", "|---|---|"]
+    for row in rows:
+        text = "yes"
+        if row["failed"] is not None:
+            text = f"**failed**: {row['failed']}"
+        elif row["difference"] is not None:
+            text = f"{'**differs** ' if row['differs'] else ''}{row['difference']:.1e}"
+        lines.append(f"| {row['path']} | {text} |")
+    return "\n".join(lines)
+
+
+# -- Speeds.
+
+
+def _speeds(device: str, num_devices: int, seconds: float) -> dict[str, dict[str, float | str]]:
+    """Return steps/s, or why there are none, by row and column."""
+    found: dict[str, dict[str, float | str]] = {}
+    workloads = {name: fixed(name) for name in ("W1", "W2", "W3", "W4")}
+    tasks = {
+        f"{name} of ddppo.bench": workload.overrides
+        for name, workload in workloads.items()
+        if missing_extra(workload) is None
+    }
+    tasks["CartPole on the device, 4,096 environments"] = _RESIDENT
+    columns: dict[str, tuple[str, ...]] = {"cpu": ("device=cpu",)}
+    if device != "cpu":
+        columns[device] = (f"device={device}", "compile=off")
+        columns[f"{device}, compiled"] = (f"device={device}", "compile=torch")
+    if device != "cpu" and num_devices > 1:
+        columns[f"{device}, W={num_devices}"] = (
+            f"device={device}", "compile=off", f"dist.world_size={num_devices}", "scaling=weak"
+        )  # fmt: skip
+    clock = Clock(1.0, seconds)
+    for task, overrides in tasks.items():
+        found[task] = {}
+        for column, more in columns.items():
+            try:
+                run = measure(
+                    this_code(), (*_QUIET, *overrides, *more, "ppo.total_steps=1000000000000"), clock
+                )
+                found[task][column] = run["fps"]
+            except (ConfigError, TrainingError) as e:
+                found[task][column] = str(e).splitlines()[-1]
+    return found
+
+
+def speed_table(speeds: dict[str, dict[str, float | str]]) -> str:
+    """Return steps/s as Markdown."""
+    columns = list(next(iter(speeds.values())))
+    lines = [f"| steps/s | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
+    for task, row in speeds.items():
+        cells = [f"{x:,.0f}" if isinstance(x, float) else f"**failed**: {x}" for x in row.values()]
+        lines.append(f"| {task} | {' | '.join(cells)} |")
+    return "\n".join(lines)

@@ -1,0 +1,77 @@
+"""`python -m ddppo.device_check`: every path is tried on the CPU and on the device, and what differs is named."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from ddppo.errors import ConfigError
+from ddppo.study import device_check
+from ddppo.study.device_check import DeviceCheckConfig, difference, paths_table, speed_table
+from tests.support import CHECKOUT
+
+
+def test_the_difference_is_relative_to_the_largest_parameter():
+    one = {"a": torch.tensor([4.0, -2.0]), "b": torch.tensor([[0.5]])}
+    other = {"a": torch.tensor([4.0, -2.0]), "b": torch.tensor([[0.7]])}
+    assert difference(one, other) == pytest.approx(0.2 / 4)
+    assert difference(one, one) == 0
+
+
+def test_a_parameter_that_is_not_finite_differs():
+    one, other = {"a": torch.tensor([1.0])}, {"a": torch.tensor([float("nan")])}
+    assert not difference(one, other) <= device_check.TOLERANCE
+
+
+def test_the_table_has_a_row_for_each_path_and_names_what_failed_or_differs():
+    def row(**others):
+        return {"path": "a path", "difference": None, "differs": False, "failed": None, **others}
+
+    rows = [row(), row(difference=2e-7), row(difference=0.3, differs=True), row(failed="no such kernel")]
+    assert paths_table(rows, "cuda").splitlines() == [
+        "| path | CPU against device=cuda |",
+        "|---|---|",
+        "| a path | yes |",
+        "| a path | 2.0e-07 |",
+        "| a path | **differs** 3.0e-01 |",
+        "| a path | **failed**: no such kernel |",
+    ]
+
+
+def test_speeds_are_rows_by_task_and_columns_by_device():
+    speeds = {"W1": {"cpu": 61234.5, "cuda": 8000.0}, "W2": {"cpu": 2e5, "cuda": "no such kernel"}}
+    assert speed_table(speeds).splitlines() == [
+        "| steps/s | cpu | cuda |",
+        "|---|---|---|",
+        "| W1 | 61,234 | 8,000 |",
+        "| W2 | 200,000 | **failed**: no such kernel |",
+    ]
+
+
+def test_a_file_that_cannot_hold_numbers_is_refused_before_anything_runs():
+    with pytest.raises(ConfigError, match=r"out=numbers\.csv: give a file that ends in \.json"):
+        device_check.device_check(DeviceCheckConfig(out="numbers.csv"))
+
+
+def test_a_path_that_fails_makes_the_check_fail_and_shows_its_message(tmp_path, monkeypatch, capsys):
+    paths = {
+        "one that runs": ("env=cartpole", "ppo.total_steps=256", "env.num_envs=4", "ppo.rollout_steps=32"),
+        "one that cannot": ("env=cartpole", "ppo.total_steps=none"),
+    }
+    monkeypatch.setattr(device_check, "PATHS", paths)
+    out = tmp_path / "numbers.json"
+    assert not device_check.device_check(DeviceCheckConfig(device="cpu", speed=False, out=str(out)))
+    printed = capsys.readouterr().out
+    assert "| one that runs | yes |" in printed
+    assert "| one that cannot | **failed**: " in printed
+    assert json.loads(out.read_text())["paths"][0]["failed"] is None
+
+
+@pytest.mark.slow
+def test_on_this_machine_every_path_runs():
+    command = [sys.executable, "-m", "ddppo.device_check", "device=cpu", "speed=false"]
+    found = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert "failed" not in found.stdout
