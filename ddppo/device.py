@@ -200,6 +200,13 @@ def peak_memory(device: "torch.device") -> float | None:
     return most
 
 
+def has_graphs(device: "torch.device") -> bool:
+    """Return whether torch can record kernels of this device and start them by one call (torch.accelerator.Graph)."""
+    import torch
+
+    return device.type in ("cuda", "xpu") and hasattr(torch.accelerator, "Graph")
+
+
 @functools.cache
 def has_float64(device: "torch.device") -> bool:
     """Return whether the device has float64. Apple's have none."""

@@ -23,6 +23,7 @@ from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ddppo.config.algorithm_settings import SurrogateSettings
+from ddppo.device import has_graphs
 from ddppo.errors import in_one_line
 from ddppo.models.actor_critic import ActorCritic, EvaluateActions
 from ddppo.native.compiling import NotCompiled, cache_folder, processor
@@ -82,7 +83,7 @@ class CompiledStep:
         self._moments: list[torch.Tensor] = []
         self._buffers = list(model.buffers())
         # Several learners, or shards, have minibatches of many sizes, and would need a graph for each size.
-        self.is_recorded = records and can_record(device) and num_shards == 1
+        self.is_recorded = records and has_graphs(device) and num_shards == 1
         self._gradient_of, self._optimize = self._compile(
             model, num_rows, clips_value=config.clip_value_coef is not None
         )
@@ -197,12 +198,7 @@ def compiled(function: Callable[..., None], inputs: Sequence[torch.Tensor], may_
     return cast("Compiled", torch.compile(traced, fullgraph=True, dynamic=True))
 
 
-# -- Graphs of kernels (CUDA graphs, and those of XPU).
-
-
-def can_record(device: torch.device) -> bool:
-    """Return whether this build of torch records the kernels of `device` as graphs."""
-    return device.type in ("cuda", "xpu") and hasattr(torch.accelerator, "Graph")
+# -- Graphs of kernels.
 
 
 def record(function: Callable[[], None]) -> Callable[[], None]:

@@ -95,7 +95,7 @@ def _about(kind: str, num_devices: int) -> dict[str, str]:
     from ddppo.device import backend_of, name_of
     from ddppo.records.provenance import machine
 
-    here = machine(with_gpu=False)
+    here = machine()
     devices = [torch.device(kind, index) for index in range(num_devices)]
     names = [f"{device}: {name_of(device)}, collectives by {backend_of(device)}" for device in devices]
     backends = [name for name in ("gloo", "nccl", "xccl", "mpi") if getattr(dist, f"is_{name}_available")()]

@@ -63,13 +63,15 @@ def made(spec, config, *, kind, monkeypatch, model_config=None, dtype=torch.floa
     if kind == "native":
         network = CppNetwork(model, spec, parameters.vector)
         learner.step = CppStep(network, config, learner.optimizer, group)
-    if kind == "recorded":  # as on an accelerator, whose graph starts again all that was started while it recorded
+    if (
+        kind == "recorded"
+    ):  # as on an accelerator, whose graph starts again all that was started while it recorded
 
         def record(function):
             function()
             return function
 
-        monkeypatch.setattr(compiled_step, "can_record", lambda device: True)
+        monkeypatch.setattr(compiled_step, "has_graphs", lambda device: True)
         monkeypatch.setattr(compiled_step, "record", record)
     if kind in ("torch", "recorded"):
         monkeypatch.setattr(compiled_step, "compiled", lambda function, *_: function)
