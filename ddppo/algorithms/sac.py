@@ -171,7 +171,8 @@ class Sac(Algorithm):
         step(policy_loss, n, "policy")
         step(self.alpha_loss(logprobs), n, "alpha")
         with torch.no_grad():
-            targets, critics = list(self.target.parameters()), list(self.model.critics.parameters())
+            targets: list[torch.Tensor] = [*self.target.parameters()]
+            critics: list[torch.Tensor] = [*self.model.critics.parameters()]
             torch._foreach_lerp_(targets, critics, self.settings.tau)
         return torch.stack([q_loss, values, policy_loss, -logprobs.sum()]).detach().double().cpu()
 
