@@ -115,13 +115,12 @@ def _try_path(name: str, overrides: Sequence[str], device: str) -> dict[str, Any
     """Train on the CPU, and on the device if it is another; return a row of the table."""
     row: dict[str, Any] = {"path": name, "difference": None, "differs": False, "failed": None}
     with tempfile.TemporaryDirectory(prefix="ddppo-check-") as folder:
-        places = {"cpu": "cpu"} | ({"device": device} if device is not None else {})
-        if device is not None and "dist.world_size=2" in overrides:
+        if device != "cpu" and "dist.world_size=2" in overrides:
             overrides = (*overrides, "dist.share_device=true")  # where there is one device only
         try:
             parameters = [
-                _trained((*overrides, f"device={where}"), Path(folder) / place)
-                for place, where in places.items()
+                _trained((*overrides, f"device={place}"), Path(folder) / place)
+                for place in dict.fromkeys(("cpu", device))
             ]
         except TrainingError as e:
             return row | {"failed": str(e)}
