@@ -69,8 +69,9 @@ class RolloutBuffers:
             )
         # Actions are written by NumPy on the CPU (np_actions) and moved to the device once per rollout.
         self.actions = buffer(*spec.action.shape, kind=dtype if is_box else torch.int64)
+        # Rows that no episode reaches (GRPO's) are read too, so they must hold actions that exist.
         self.cpu_actions = (
-            self.actions if device.type == "cpu" else torch.empty_like(self.actions, device="cpu")
+            self.actions if device.type == "cpu" else torch.zeros_like(self.actions, device="cpu")
         )
         self.np_actions = self.cpu_actions.numpy()
         self.params = buffer(0 if model.values_are_of_actions else model.num_params)

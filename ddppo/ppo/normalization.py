@@ -88,7 +88,10 @@ class ObsNormalizer:
         return each(_normalized, obs, self.mean_and_scale, self.offsets, out)
 
     def moments(self, obs: Obs, valid: torch.Tensor) -> torch.Tensor:
-        """Return the moments `[3, n]` of the valid rows of observations `[T, E, *shape]`; `valid` is `[T, E]`."""
+        """Return the moments `[3, n]`, on the CPU, of the valid rows of observations `[T, E, *shape]`.
+
+        valid: `[T, E]` bool. Observations may be on the device: then only the moments are copied to the host.
+        """
         floats = [x[valid] for x in leaves(obs) if x.is_floating_point()]
         flat = [x.reshape(len(x), leaf.size) for x, leaf in zip(floats, self._floats, strict=True)]
         # In the model's type first. Only if a mean is far from 0 are the moments computed again, from float64.

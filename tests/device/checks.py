@@ -1,10 +1,25 @@
 """Functions that test_standin.py calls in processes with the stand-in accelerator."""
 
+import tempfile
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
 import numpy as np
 import torch
 import torch.distributed as dist
+from hydra import compose, initialize_config_dir
 
+from ddppo.collectives.group import Group
+from ddppo.config import rules
+from ddppo.config.compose import conf_dir
+from ddppo.config.stored import from_omegaconf, to_yaml
+from ddppo.device import resolve, set_numerics
+from ddppo.loop.iteration import Loop
+from ddppo.loop.rank import Rank
 from tests.device.standin import counted
+from tests.support import lines
 
 
 def losses(device):
@@ -83,3 +98,64 @@ def place_of_item():
 
 def float64():
     return torch.zeros(2, dtype=torch.float64, device="sim").tolist()
+
+
+# -- Runs of one rank in this process, on the CPU and on the stand-in.
+
+QUIET = (
+    "eval.final_episodes=0",
+    "log.progress=none",
+    "log.tensorboard=false",
+    "compile=off",
+    "env.num_envs=4",
+)
+LEARNED = ("train/", "rollout/return", "loss/", "algorithm/", "eval/return")
+
+
+def trained(config, folder):
+    """Train as one rank; return its parameters, its metrics of each iteration, and the host copies of each."""
+    folder.mkdir()
+    (folder / "config.yaml").write_text(to_yaml(config))
+    rank = Rank(config, folder, Group(), resolve(config.device))
+    iterate, copies = Loop.iterate, []
+
+    def counting(loop, stop):
+        with counted() as found:
+            result = iterate(loop, stop)
+        copies.append(found)
+        return result
+
+    with mock.patch.object(Loop, "iterate", counting):
+        rank.run()
+    return rank.context.parameters.vector.detach().cpu().double(), lines(folder), copies
+
+
+def compared(*overrides):
+    """Train the same on the CPU and on the stand-in.
+
+    Returns the largest relative difference of parameters and of each metric of learning, the lines of the last
+    iteration at which the host waits, with how often, and how many iterations there were.
+    """
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        config = from_omegaconf(compose("config", [*QUIET, *overrides]))
+    rules.validate(config)
+    set_numerics(config.matmul_precision, deterministic=config.deterministic)
+    with tempfile.TemporaryDirectory() as folder:
+        on_cpu, cpu_metrics, none = trained(replace(config, device="cpu"), Path(folder) / "cpu")
+        on_sim, sim_metrics, copies = trained(config, Path(folder) / "sim")
+    assert not any(none), none
+    apart = {}
+    for cpu, sim in zip(cpu_metrics, sim_metrics, strict=True):
+        assert cpu.keys() == sim.keys() - {"dist/device_memory"}
+        for name in cpu:
+            if name.startswith(LEARNED):
+                difference = (
+                    0.0 if cpu[name] == sim[name] else abs(cpu[name] - sim[name]) / (abs(cpu[name]) + 1e-3)
+                )
+                apart[name] = max(apart.get(name, 0.0), difference)
+    return {
+        "parameters": float((on_cpu - on_sim).abs().max() / on_cpu.abs().max()),
+        "metrics": apart,
+        "copies": Counter(f"{each.op} {each.where}" for each in copies[-1]),
+        "num_iterations": len(copies),
+    }

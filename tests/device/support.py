@@ -27,7 +27,9 @@ _RESULT = "result: "
 def _server() -> ForkServer:
     with chdir(CHECKOUT), mock.patch.dict(os.environ, GOMP_SPINCOUNT="1000", TORCH_CPP_LOG_LEVEL="ERROR"):
         server = ForkServer.started()
-    server.have_imported((*IMPORTED, "tests.composed_before", "tests.device.installed"))
+    server.have_imported(
+        (*IMPORTED, "tests.composed_before", "tests.device.installed", "tests.device.checks")
+    )
     return server
 
 
