@@ -3,10 +3,15 @@
 Then the host copies of an iteration, which docs/devices.md lists. The stand-in itself is tested first.
 """
 
-import pytest
+import json
 
+import pytest
+import torch
+
+from ddppo.records import checkpoint
 from tests.device import checks
-from tests.device.support import called_on_standin
+from tests.device.support import called_on_standin, on_standin
+from tests.support import TINY, door, lines, summary
 
 
 def test_a_network_learns_on_the_stand_in_to_the_bits_of_the_cpu():
@@ -67,7 +72,8 @@ CASES = {
               "ppo.rollout_steps=12", "ppo.total_steps=80", "ppo.num_minibatches=1", "ppo.num_epochs=1"), 12, 16),
     "reinforce": (("env=cartpole", "algorithm=reinforce", *CONTRACT), 8, 14),
     "dqn": (("env=cartpole", "algorithm=dqn", *REPLAY), 2 * 8, 30),
-    "sac": (("env=pendulum", "algorithm=sac", *REPLAY, "algorithm.rollout_steps=4", "algorithm.total_steps=48", "model.hidden_sizes=[16]"), 2 * 8, 30),
+    "sac": (("env=pendulum", "algorithm=sac", *REPLAY, "algorithm.rollout_steps=4", "algorithm.total_steps=48",
+             "model.hidden_sizes=[16]"), 2 * 4 + 16, 20),
 }  # fmt: skip
 
 
@@ -80,3 +86,103 @@ def test_one_rank_learns_there_what_it_learns_on_the_cpu(case):
     assert max(found["metrics"].values()) < 1e-3, found["metrics"]
     num_copies = sum(found["copies"].values())
     assert of_steps < num_copies <= of_steps + of_iteration, found["copies"]
+
+
+# -- Commands: runs, whose ranks may be many, and what is done with them afterwards.
+
+
+RUN = (*TINY, "env=cartpole", "env.num_envs=4", "compile=off", "ppo.lr_schedule=none", *PPO)
+
+
+def parameters(run_dir):
+    state = checkpoint.load(checkpoint.last(run_dir / "checkpoints"))
+    return torch.cat([x.flatten() for x in state["model"].values()])
+
+
+@pytest.fixture(scope="module")
+def on_cpu(tmp_path_factory):
+    """Return the parameters that one rank learns on the CPU."""
+    run_dir = tmp_path_factory.mktemp("cpu") / "run"
+    assert on_standin("ddppo.train", *RUN, "device=cpu", run_dir=run_dir).code == 0
+    return parameters(run_dir)
+
+
+@pytest.mark.parametrize(
+    ("settings", "collective"),
+    [
+        (["dist.collective=gloo"], "gloo"),
+        (["dist.collective=shm"], "shm"),
+        (["distributed=sync_actors"], "shm"),
+        (["distributed=async_actors", "dist.max_lag=0", "ppo.normalize_obs=true"], "sockets"),
+    ],
+    ids=["gloo", "shm", "sync_actors", "async_actors"],
+)
+def test_two_ranks_that_share_a_device_learn_there_what_one_learns_on_the_cpu(
+    settings, collective, on_cpu, tmp_path
+):
+    args = (*RUN, *settings, "dist.world_size=2", "resume_state=approximate")
+    done = on_standin("ddppo.train", *args, "dist.share_device=true", run_dir=tmp_path / "run")
+    assert done.code == 0, done.stderr
+    derived = summary(tmp_path / "run")["derived"]
+    assert (derived["device"], derived["collective"]) == ("stand-in accelerator", collective)
+    ranks = {each["rank"]: "dist/device_memory" in each for each in lines(tmp_path / "run")}
+    if collective == "sockets":  # other actors than one rank's environments, so other numbers
+        assert on_standin("ddppo.train", *args, "device=cpu", run_dir=tmp_path / "cpu").code == 0
+        on_cpu = parameters(tmp_path / "cpu")
+    else:
+        assert ranks == {0: True, 1: True}
+    assert torch.allclose(parameters(tmp_path / "run"), on_cpu, rtol=1e-4, atol=1e-6)
+
+
+def test_a_run_there_goes_on_to_the_bit_and_is_evaluated_and_exported_anywhere(tmp_path):
+    def trained(folder, *settings):
+        done = on_standin("ddppo.train", *settings, run_dir=tmp_path / folder)
+        assert done.code == 0, done.stderr
+        return summary(tmp_path / folder)
+
+    # In one go, and in two.
+    whole = trained("whole", *RUN, "ppo.total_steps=256")
+    trained("halves", *RUN)
+    halves = trained("halves", f"resume={tmp_path / 'halves'}", "ppo.total_steps=256")
+    assert halves["params_hash"] == whole["params_hash"]
+    assert halves["env_steps"] == 256
+    # Evaluated there, and where no such device is.
+    scores = []
+    for run_it, device in ((on_standin, "0"), (lambda module, *a, **k: door(*a, module=module, **k), "cpu")):
+        words = (str(tmp_path / "halves"), "episodes=3", "json=true", f"device={device}")
+        done = run_it("ddppo.evaluate", *words, run_dir=tmp_path)
+        assert done.code == 0, done.stderr
+        scores.append(json.loads(done.stdout)["returns"])
+    assert scores[0] == scores[1]
+    # Exported, where the file is tried against the policy.
+    done = door(
+        str(tmp_path / "halves"), "format=torch", f"out={tmp_path / 'policy.pt2'}", module="ddppo.export",
+        run_dir=tmp_path,
+    )  # fmt: skip
+    assert done.code == 0, done.stderr
+
+
+def test_two_ranks_share_no_device_unless_they_are_told_to(tmp_path):
+    done = on_standin("ddppo.train", *RUN, "dist.world_size=2", run_dir=tmp_path / "run")
+    assert done.code == 2
+    assert done.stderr.splitlines()[-1] == (
+        "error: device=auto: 2 ranks of this machine compute, each with an accelerator of its own, and this machine "
+        "has 1 sim device: use fewer ranks, dist.share_device=true, or device=cpu"
+    )
+
+
+@pytest.mark.parametrize(
+    ("setting", "why"),
+    [
+        (
+            "device=1",
+            "device=1: this machine has 1 sim device, numbered from 0: use device=0, or device=auto",
+        ),
+        ("device=cuda", "device=cuda, but torch sees 1 sim device here: use device=sim, or device=cpu"),
+        ("dtype=float64", "dtype=float64 with device=auto, here sim, which computes in float32 at most"),
+    ],
+)
+def test_a_device_that_does_not_fit_is_refused(setting, why, tmp_path):
+    done = on_standin("ddppo.train", *RUN, setting, run_dir=tmp_path / "run", STANDIN_WITHOUT_FLOAT64="1")
+    assert done.code == 2
+    assert why in done.stderr
