@@ -79,6 +79,8 @@ def check_topology(config: Config) -> None:
     dist, topology = config.dist, find(config.dist.topology)
     # The topology may bring its own way to step environments.
     backend = topology.env_backend
+    if config.env.backend == "device" and topology.takes_device_envs:
+        backend = None
     if backend is not None and (config.env.backend not in ("auto", backend) or config.env.is_ale):
         what = f"env.id={config.env.id}" if config.env.is_ale else f"env.backend={config.env.backend}"
         raise ConfigError(

@@ -271,7 +271,7 @@ def check_backend(config: Config) -> None:
 def _check_device_envs(config: Config) -> None:
     """Check that observations need not leave the device on which the environments live (env.backend=device)."""
     env, dist, subject = config.env, config.dist, "with env.backend=device"
-    if dist.topology != "ddp":
+    if not find(dist.topology).takes_device_envs:
         raise ConfigError(
             f"distributed={dist.topology} {subject}: a rank acts in its own environments and learns from them, so that "
             "nothing leaves its device: use distributed=ddp"

@@ -232,7 +232,13 @@ def bare_name(key: str) -> str:
 
 def _check_names(settings: list[str], values: dict[str, str]) -> None:
     """Refuse settings that Hydra would misunderstand, or answer in words of its own."""
-    removable = ("env.kwargs.", "env.slow_ranks.", "hydra", *(f"{name}." for name in mappings_of_plugins()))
+    removable = (
+        "env.kwargs.",
+        "env.simulator_options.",
+        "env.slow_ranks.",
+        "hydra",
+        *(f"{name}." for name in mappings_of_plugins()),
+    )
     for setting in settings:
         key, equals, value = setting.partition("=")
         bare = bare_name(key)
@@ -393,7 +399,14 @@ def _settings_of_launcher(values: dict[str, str]) -> list[str]:
 # -- 5. Settings in Hydra's grammar.
 
 # Mappings with keys that the user makes up. Hydra takes such a key for a typing error unless ++ adds it.
-_MAPPINGS = ("env.kwargs", "env.slow_ranks", "model.encoders", "ppo.learning_rates", "ppo.losses")
+_MAPPINGS = (
+    "env.kwargs",
+    "env.simulator_options",
+    "env.slow_ranks",
+    "model.encoders",
+    "ppo.learning_rates",
+    "ppo.losses",
+)
 _IPV6 = re.compile(r"(?<![\"'])wss?://\[[\da-f:.]+\](:\d+)?/?", re.IGNORECASE)  # Hydra takes [ ] for a list
 
 

@@ -25,6 +25,7 @@ from ddppo.distributed.join import cores_per_rank, threads_per_rank
 from ddppo.distributed.topologies.base import RankContext, Topology
 from ddppo.distributed.topologies.contract import Layout, TopologySpec
 from ddppo.distributed.topologies.known import find
+from ddppo.envs.backends.device import DeviceEnvs
 from ddppo.envs.make import choose_backend
 from ddppo.envs.meaning import differences
 from ddppo.envs.probing.probe import probe
@@ -49,7 +50,7 @@ def build(config: Config, group: Group, device: torch.device) -> RankContext:
     # 2. The task: probing it gives its spaces. A topology may prescribe the backend; else env.backend=auto is settled
     #    here, by the number of environments and of cores.
     spec, cores = probe(config.env), cores_per_rank(local_world_size)
-    if topology_spec.env_backend is not None:
+    if topology_spec.env_backend is not None and config.env.backend != "device":
         env_config = replace(config.env, backend=topology_spec.env_backend)
     else:
         steps_envs = group.rank in layout.stepping
@@ -151,6 +152,9 @@ def _derived(context: RankContext, topology: Topology, local_world_size: int) ->
         "collective": group.name,  # the implementation of collectives
         "grad_sync": topology.sync.name if topology.learners.world_size > 1 else "none",
     }
+    if isinstance(envs := topology.env, DeviceEnvs):
+        # By which value a truncated episode is bootstrapped.
+        derived["final_observations"] = "true" if envs.has_final_obs else "lost: V of the state acted in"
     if images := images_in(context.model):
         derived["images"] = images  # the images that the model takes, in words
     if context.has_whole_episodes:

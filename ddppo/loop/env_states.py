@@ -389,10 +389,10 @@ def _kind(how: str) -> str:
 
 
 def _current_kind(config: Config) -> str:
+    if config.env.backend == "device":
+        return _KINDS["device"]
     backend = find(config.dist.topology).env_backend or config.env.backend
     if config.env.is_ale and backend in ("auto", "gym_vector"):
         return _KINDS["games"]
-    if backend == "device":
-        return _KINDS["device"]
     is_batch = backend in ("auto", "batched") and why_not_batched(config.env) is None
     return _kind("batched" if is_batch else "")

@@ -6,6 +6,7 @@ from tests.conf.wrong_algorithms import LINES as OF_ALGORITHMS
 from tests.conf.wrong_checkpoints import LINES as OF_CHECKPOINTS
 from tests.conf.wrong_command_lines import Case, Playground, cases
 from tests.conf.wrong_details import LINES as OF_DETAILS
+from tests.conf.wrong_devices import LINES as OF_DEVICES
 from tests.conf.wrong_extensions import LINES as OF_EXTENSIONS
 from tests.conf.wrong_faults import LINES as OF_FAULTS
 from tests.conf.wrong_memories import LINES as OF_MEMORIES
@@ -125,3 +126,10 @@ def test_its_fragments_are_the_same_sentence(playground, line):
 def test_the_same_seed_draws_the_same_command_lines():
     assert cases(40, seed=3) == SAMPLE
     assert cases(40, seed=4) != SAMPLE
+
+
+@pytest.mark.parametrize("line", OF_DEVICES)
+def test_environments_on_a_device_that_cannot_be_are_a_sentence_with_its_remedy(playground, line):
+    faults, answer = playground.faults(Case("train", tuple(line.split()), ""))
+    assert not faults, answer
+    assert OF_DEVICES[line] in answer

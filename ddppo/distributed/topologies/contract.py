@@ -156,7 +156,9 @@ class TopologySpec:
     # Import path of a ddppo.distributed.topologies.base.Topology, which every rank makes from its RankContext.
     implementation: str
     least_ranks: int = 1
-    env_backend: str | None = None  # the env.backend that this topology always uses
+    env_backend: str | None = None  # the env.backend that this topology uses, unless it takes another one
+    # Whether every rank acts in its own environments and learns from them, so that env.backend=device is possible.
+    takes_device_envs: bool = False
     # Import path of check(config, env_spec, torch_device): raises ConfigError for a run that cannot work here.
     check: str | None = None
     # Dataclass of the topology's own settings, derived from DistSettings, or its import path.

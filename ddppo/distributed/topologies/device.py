@@ -1,5 +1,8 @@
 """device: W equal workers; each computes its environments and its learning in C++, or the run does not start.
 
+With env.backend=device the environments are tensors on the rank's device, which also acts and learns there: then this
+is distributed=ddp, and the rest of this file is about C++.
+
 An iteration is 2 + K calls of C++ (ddppo/native/src), T = rollout_steps, K = num_epochs:
 
 1. the rollout: T steps of all environments of the rank, with policy, sampling, resets, values and bootstraps;
@@ -23,6 +26,7 @@ from ddppo.config.settings import Config
 from ddppo.distributed.topologies.base import RankContext
 from ddppo.distributed.topologies.ddp import Ddp
 from ddppo.envs.backends.classic_cpp import TASKS, CppEnvs, why_not_batched
+from ddppo.envs.backends.device import DeviceEnvs
 from ddppo.envs.make import make_vec_env
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.models.build import build_model
@@ -40,7 +44,8 @@ class Device(Ddp):
 
     def reset(self, sample: TaskSample) -> None:
         # The loop chooses the step after this topology is made, by a gradient check on all ranks: look again now.
-        if not isinstance(self.learner.step, CppStep):
+        is_elsewhere = isinstance(self.env, DeviceEnvs)
+        if not is_elsewhere and not isinstance(self.learner.step, CppStep):
             topology = self._context.config.dist.topology
             raise TrainingError(
                 f"distributed={topology}: on one rank or more, the gradient in C++ differs from torch's, or the C++ "
@@ -51,6 +56,8 @@ class Device(Ddp):
 
 def check(config: Config, spec: EnvSpec, device: torch.device) -> None:
     """Raise ConfigError if environments and learning cannot both be computed in C++ on this machine."""
+    if config.env.backend == "device":
+        return
     if why := _why_not_settings(config, device) or _why_not_task(config) or _why_not_model(config, spec):
         raise ConfigError(
             f"{why}: distributed={config.dist.topology} computes environments and learning in C++ on a CPU, "

@@ -246,6 +246,7 @@ TOPOLOGIES = {
             "W equal workers, each acts and learns",
             _equal_workers,
             f"{_HERE}.ddp:Ddp",
+            takes_device_envs=True,
         ),
         TopologySpec(
             "ddp_preempt",
@@ -310,10 +311,12 @@ TOPOLOGIES = {
         ),
         TopologySpec(
             "device",
-            "W equal workers, each computes its environments and its learning in C++",
+            "W equal workers, each computes its environments and its learning in C++; or on its device, with "
+            "env.backend=device",
             functools.partial(_equal_workers, does=_CPP_WORKER_TASKS),
             f"{_HERE}.device:Device",
             env_backend="batched",
+            takes_device_envs=True,
             check=f"{_HERE}.device:check",
             cannot={
                 "episodes": "its C++ collects T steps of every environment in one call: use distributed=ddp",

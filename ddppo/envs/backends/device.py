@@ -5,7 +5,14 @@ and checks it. `DeviceEnvs` is what a rank keeps: the environments with their na
 them. `HostEnvs` steps them through NumPy arrays, for evaluation.
 """
 
+import inspect
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -25,7 +32,7 @@ from ddppo.envs.vec_env import (
     when_reset,
     when_stepped,
 )
-from ddppo.errors import ConfigError, EnvError, EnvStateError, in_one_line
+from ddppo.errors import ConfigError, EnvError, EnvRaised, EnvStateError, in_one_line
 from ddppo.models.actor_critic import Obs
 from ddppo.plugins import imported
 from ddppo.spaces import each
@@ -41,6 +48,7 @@ SIMULATORS = {
     "brax": f"{_ADAPTERS}.jax_simulators:BraxEnvs",
 }
 _PROBED_ENVS = 2
+_PROBE_S = 900.0  # a simulator may compile for minutes
 _MEMBERS = ("spec", "num_envs", "device", "reset", "step", "state", "restore", "close")
 # Settings of a task -> its spec, and why its states cannot be saved, None if they can; found once in a process.
 _probed: dict[str, tuple[EnvSpec, str | None]] = {}
@@ -72,14 +80,49 @@ def why_unsaved_on_device(env: EnvConfig) -> str | None:
 def _probe(env: EnvConfig) -> tuple[EnvSpec, str | None]:
     key = repr((env.id, env.simulator, env.simulator_options, env.kwargs, env.max_episode_steps))
     if key not in _probed:
-        names = EnvNames(range(_PROBED_ENVS), None)
-        envs = make_device_envs(env, names, torch.device("cpu"), seed=0)
-        try:
-            _try(env, envs)
-            _probed[key] = envs.spec, _why_unsaved(env, envs)
-        finally:
-            envs.close()
+        _probed[key] = _probe_here(env) if env.simulator == "native" else _probe_in_a_process(env)
     return _probed[key]
+
+
+def _probe_here(env: EnvConfig) -> tuple[EnvSpec, str | None]:
+    envs = make_device_envs(env, EnvNames(range(_PROBED_ENVS), None), torch.device("cpu"), seed=0)
+    try:
+        _try(env, envs)
+        return envs.spec, _why_unsaved(env, envs)
+    finally:
+        envs.close()
+
+
+def _probe_in_a_process(env: EnvConfig) -> tuple[EnvSpec, str | None]:
+    """Probe a simulator in a process that is started, not forked: some can be made once in a process, JAX cannot fork.
+
+    Ranks are forked from this process, or make the simulator in it.
+    """
+    reading, writing = multiprocessing.Pipe(duplex=False)
+    process = subprocess.Popen(
+        [sys.executable, "-m", __name__, str(writing.fileno())],
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=[writing.fileno()],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )  # fmt: skip
+    writing.close()
+    assert process.stdin is not None
+    with process.stdin as its_input:
+        its_input.write(pickle.dumps(env))
+    subject = f"env.id={env.id} with env.simulator={env.simulator}"
+    try:
+        if not reading.poll(_PROBE_S):
+            raise ConfigError(f"{subject} was not made and stepped within {_PROBE_S:g} s: it hangs")
+        fault, found = reading.recv()
+    except EOFError:
+        code = process.wait()
+        raise ConfigError(f"{subject}: the process that tried it ended with exit code {code}") from None
+    finally:
+        process.kill()
+        process.wait()
+    if fault is not None:
+        raise ConfigError(fault)
+    spec, why_unsaved = found
+    return spec, why_unsaved
 
 
 def _try(env: EnvConfig, envs: "DeviceEnvs") -> None:
@@ -104,7 +147,8 @@ def _try(env: EnvConfig, envs: "DeviceEnvs") -> None:
         kind = torch.float32 if spec.action.kind == "box" else torch.int64
         step = envs.step(torch.zeros(rows, *spec.action.shape, dtype=kind))
     except EnvError as e:
-        raise ConfigError(f"{subject}: {e}") from e
+        text = e.said if isinstance(e, EnvRaised) else str(e)
+        raise ConfigError(f"{subject}: {' '.join(text.split()).replace(envs.names.all(), 'it')}") from e
     check_obs("observations of step", step.obs)
     for what in ("rewards", "terminated", "truncated"):
         check(what, getattr(step, what), (rows,))
@@ -134,12 +178,15 @@ def _made(env: EnvConfig, names: EnvNames, device: torch.device, seed: int) -> T
         raise ConfigError(
             f"{subject}: it cannot be imported ({in_one_line(e)}): install it, or start in the folder that holds it"
         ) from e
-    limit = {} if env.max_episode_steps is None else {"max_episode_steps": env.max_episode_steps}
+    adapter = None if env.simulator == "native" else imported(SIMULATORS[env.simulator])
+    for_task, for_adapter = dict(env.kwargs), dict(env.simulator_options)
+    if env.max_episode_steps is not None:
+        takes_limit = adapter is not None and "max_episode_steps" in inspect.signature(adapter).parameters
+        (for_adapter if takes_limit else for_task)["max_episode_steps"] = env.max_episode_steps
     try:
-        made = make(num_envs=num_envs, device=device, seed=seed, **limit, **env.kwargs)
-        if env.simulator != "native":
-            adapter = imported(SIMULATORS[env.simulator])
-            made = adapter(made, num_envs, device, names, seed, **env.simulator_options)
+        made = make(num_envs=num_envs, device=device, seed=seed, **for_task)
+        if adapter is not None:
+            made = adapter(made, num_envs, device, names, seed, **for_adapter)
     except ConfigError as e:
         raise ConfigError(f"{subject}: {e}") from e
     except Exception as e:
@@ -280,3 +327,18 @@ class HostEnvs:
 
     def close(self) -> None:
         self._envs.close()
+
+
+def main() -> None:
+    """The process of `_probe_in_a_process`."""
+    writing, env = Connection(int(sys.argv[1]), readable=False), pickle.load(sys.stdin.buffer)
+    try:
+        writing.send((None, _probe_here(env)))
+    except ConfigError as e:
+        writing.send((str(e), None))
+    writing.close()
+    os._exit(0)  # a simulator may leave threads behind
+
+
+if __name__ == "__main__":
+    main()

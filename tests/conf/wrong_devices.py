@@ -1,0 +1,60 @@
+"""Command lines about environments that live on a device, which cannot be, with what is said of them."""
+
+import dataclasses
+
+_ENV = "env=cartpole_device env.num_envs=8 ppo.rollout_steps=16 ppo.num_minibatches=2"
+
+LINES = {
+    f"{_ENV} {line}": said
+    for line, said in {
+        "distributed=sync_actors dist.world_size=3": "nothing leaves its device: use distributed=ddp",
+        "distributed=central_inference": "which steps environments by env.backend=pool",
+        "distributed=ddp_preempt dist.world_size=2": "use distributed=ddp",
+        "dist.reduction=ordered": "use dist.reduction=fast",
+        "ppo=grpo": "only PPO acts on a device",
+        "env.num_workers=2": "has no effect with env.backend=device",
+        "env.slow_ranks={0:0.1}": "slow ranks sleep on the host",
+        "env.context=4": "resets environments without options",
+        "env.urls=[ws://a]": "has no effect with env.backend=device",
+        "env.max_turns=3": "its actions are no text",
+        "env.id=CartPole-v1": "it names a function or class by its import path",
+        "env.id=nothing:X": "it cannot be imported (ModuleNotFoundError",
+        "env.id=ddppo.envs.tensor_env:X": "it cannot be imported (AttributeError",
+        "env.id=collections:OrderedDict": "OrderedDict has no spec",
+        "env.kwargs={bla:1}": "unexpected keyword argument 'bla'",
+        "env.simulator=gymnx": "did you mean gymnax?",
+        "env.simulator_options={a:1}": "has no effect with env.simulator=native",
+        "env.id=tests.conf.wrong_devices:few": "it made 1 environments and was asked for 2",
+        "env.id=tests.conf.wrong_devices:elsewhere": "its environments are on meta, and this rank computes on cpu",
+        "env.id=tests.conf.wrong_devices:flat": "it returned observations of reset [2, 4]: must be a tensor [2, 5]",
+        "env.id=tests.conf.wrong_devices:unsteppable": "raised ZeroDivisionError in step 1",
+    }.items()
+} | {"env=cartpole env.simulator=brax": "set env.backend=device"}
+
+
+def _task(num_envs, device):
+    from ddppo.envs.tasks.on_device import CartPole  # these lines are read without torch
+
+    return CartPole(num_envs, device)
+
+
+def few(num_envs, device, seed):
+    return _task(1, device)
+
+
+def elsewhere(num_envs, device, seed):
+    return _task(num_envs, "meta")
+
+
+def flat(num_envs, device, seed):
+    from ddppo.spaces import ArraySpec
+
+    task = _task(num_envs, device)
+    task.spec = dataclasses.replace(task.spec, obs=ArraySpec((5,)))
+    return task
+
+
+def unsteppable(num_envs, device, seed):
+    task = _task(num_envs, device)
+    task.advance = lambda state, actions: 1 / 0
+    return task
