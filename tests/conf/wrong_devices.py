@@ -33,7 +33,7 @@ LINES = {
 
 
 def _task(num_envs, device):
-    from ddppo.envs.tasks.on_device import CartPole  # these lines are read without torch
+    from ddppo.envs.native_tasks import CartPole  # these lines are read without torch
 
     return CartPole(num_envs, device)
 

@@ -7,7 +7,7 @@ import torch
 from ddppo.config.variants import settings_of
 from ddppo.device_random import action_noise
 from ddppo.envs.backends.device import DeviceEnvs
-from ddppo.envs.tasks.on_device import CartPole
+from ddppo.envs.native_tasks import CartPole
 from ddppo.envs.vec_env import EnvNames
 from ddppo.models.build import build_model
 from ddppo.ppo.device_collector import DeviceCollector

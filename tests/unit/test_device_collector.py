@@ -8,7 +8,7 @@ from ddppo.config.algorithm_settings import PPOSettings
 from ddppo.config.variants import settings_of
 from ddppo.device_random import action_noise
 from ddppo.envs.backends.device import DeviceEnvs, HostEnvs
-from ddppo.envs.tasks.on_device import CartPole, DeviceTask
+from ddppo.envs.native_tasks import CartPole, DeviceTask
 from ddppo.envs.vec_env import EnvNames
 from ddppo.errors import EnvError, EnvOutputError
 from ddppo.models.actor_critic import ActorCritic

@@ -5,7 +5,7 @@ import numpy as np
 import torch
 
 from ddppo.envs.backends.device import DeviceEnvs
-from ddppo.envs.tasks.on_device import CartPole
+from ddppo.envs.native_tasks import CartPole
 from ddppo.envs.vec_env import EnvNames
 
 CPU = torch.device("cpu")
