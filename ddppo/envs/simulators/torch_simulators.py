@@ -18,8 +18,9 @@ from ddppo.errors import ConfigError, EnvError, EnvStateError
 from ddppo.models.actor_critic import Obs
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 
-_POLICY = ("policy", "actor")  # the groups of observations that a policy reads, by rsl_rl's convention
-_VALUES = "critic"  # the group that the value function reads; without it, it reads the policy's
+# rsl_rl's names of groups: the policy reads the first of these that there is.
+_POLICY = ("policy", "actor")
+_VALUES = "critic"  # the value function reads this one; without it, it reads what the policy reads
 
 
 # -- Parts that all simulators share. --------------------------------------------------------------------------
@@ -100,25 +101,34 @@ def array_spec(x: torch.Tensor) -> ArraySpec:
 
 
 class Groups:
-    """The observations that are learned from, chosen among those of a simulator by rsl_rl's names of groups.
+    """The observations that are learned from, chosen among those of a simulator by its names of groups.
 
-    The policy reads the group "policy" or "actor", the value function "critic" if there is one. Without either name,
-    both read everything. A single tensor stays one, without a name.
+    The policy reads the group `policy`, or the first of them that there is, and the value function `values` if there is
+    such a group. Without names, both read everything. A single tensor stays one, without a name.
     """
 
-    def __init__(self, obs: Any, num_envs: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        obs: Any,
+        num_envs: int,
+        device: torch.device,
+        *,
+        policy: tuple[str, ...] = (),
+        values: str = "",
+    ) -> None:
         self._num_envs = num_envs
         tensors = tensors_of(obs, num_envs)
         for x in tensors.values():
             check_device(x.device, device)
-        policy = next((keys for group in _POLICY if (keys := _in_group(tensors, group))), tuple(tensors))
-        values = _in_group(tensors, _VALUES)
-        if not values or policy == tuple(tensors):
-            values = policy
-        self.keys = tuple(dict.fromkeys(policy + values))
+        everything = tuple(tensors)
+        of_policy = next((keys for group in policy if (keys := _in_group(tensors, group))), everything)
+        of_values = _in_group(tensors, values) or of_policy
+        if of_policy == everything:
+            of_values = everything
+        self.keys = tuple(dict.fromkeys(of_policy + of_values))
         self.is_single = len(self.keys) == 1
-        self.policy_keys = policy if policy != values else None
-        self.value_keys = values if policy != values else None
+        self.policy_keys = of_policy if of_policy != of_values else None
+        self.value_keys = of_values if of_policy != of_values else None
         specs = {key: array_spec(tensors[key]) for key in self.keys}
         self.spec = specs[self.keys[0]] if self.is_single else specs
 
@@ -246,7 +256,7 @@ class RslRlEnvs(SimulatorEnvs):
         self._log = NewLogs(device)
         self._has_no_limits = bool(setting_of(made, "is_finite_horizon", False))
         self._begun: Any = self._begin()  # the first observations, until reset() takes them
-        self._groups = Groups(self._begun, num_envs, device)
+        self._groups = Groups(self._begun, num_envs, device, policy=_POLICY, values=_VALUES)
         self.spec = self._groups.env_spec(box(int(made.num_actions), clip_actions))
         self._actions = Actions(self.spec.action, device)
 
@@ -359,7 +369,7 @@ class IsaacLabEnvs(SimulatorEnvs):
         self._is_finite = bool(getattr(cfg, "is_finite_horizon", False))
         self._log = NewLogs(device)
         self._begun: Any = made.reset(seed=seed)[0]
-        self._groups = Groups(self._begun, num_envs, device)
+        self._groups = Groups(self._begun, num_envs, device, policy=_POLICY, values=_VALUES)
         space = inner.single_action_space
         if clip_actions is not None or not isinstance(space, Space):  # mjlab has spaces of its own
             (size,) = space.shape
