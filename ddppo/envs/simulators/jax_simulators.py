@@ -21,7 +21,7 @@ from ddppo.envs.encoding.gym_spaces import action_spec
 from ddppo.envs.simulators.torch_simulators import Actions, Groups, SimulatorEnvs, box
 from ddppo.envs.tensor_env import TensorStep
 from ddppo.envs.vec_env import EnvNames
-from ddppo.errors import ConfigError, EnvStateError
+from ddppo.errors import ConfigError, EnvStateError, near
 from ddppo.models.actor_critic import Obs
 from ddppo.package import program
 from ddppo.spaces import ActionSpec
@@ -33,31 +33,66 @@ _GYMNAX = ("install 'jax<0.12' flax six matplotlib seaborn", "install --no-deps 
 # -- What the function behind env.id may be: these make a task by its name. ------------------------------------
 
 
-def make_gymnax(task: str, num_envs: int, device: torch.device, seed: int, **kwargs: Any) -> Any:
+def make_gymnax(
+    task: str,
+    num_envs: int,
+    device: torch.device,
+    seed: int,
+    max_episode_steps: int | None = None,
+    **kwargs: Any,
+) -> Any:
     """Return gymnax' environment and its parameters, for env.id=<this function> env.kwargs.task=CartPole-v1.
 
-    `kwargs` are entries of the parameters, e.g. max_steps_in_episode.
+    `kwargs` are entries of the parameters, e.g. gravity.
     """
     gymnax = package("gymnax", *_GYMNAX)
     try:
         env, params = gymnax.make(task)
     except ValueError as e:
-        raise ConfigError(f"env.kwargs.task={task}: gymnax has no such task, e.g. CartPole-v1: {e}") from e
-    return env, _replaced(params, kwargs)
+        raise ConfigError(
+            f"env.kwargs.task={task}: gymnax has no such task{near(task, list(gymnax.registered_envs))}"
+        ) from e
+    if max_episode_steps is not None:
+        kwargs["max_steps_in_episode"] = max_episode_steps
+    known = list(getattr(params, "__dataclass_fields__", {}))
+    for name in kwargs:
+        if name not in known:
+            raise ConfigError(
+                f"env.kwargs.{name}: {task} has no such parameter{near(name, known)}; it has {', '.join(known)}"
+            )
+    return env, params.replace(**kwargs)
 
 
-def make_brax(task: str, num_envs: int, device: torch.device, seed: int, **kwargs: Any) -> Any:
+def make_brax(
+    task: str,
+    num_envs: int,
+    device: torch.device,
+    seed: int,
+    max_episode_steps: int | None = None,
+    **kwargs: Any,
+) -> Any:
     """Return an environment of Brax, for env.id=<this function> env.kwargs.task=ant."""
-    return package("brax.envs", "install brax").get_environment(task, **kwargs)
+    env = package("brax.envs", "install brax").get_environment(task, **kwargs)
+    env.max_episode_steps = max_episode_steps
+    return env
 
 
-def make_playground(task: str, num_envs: int, device: torch.device, seed: int, **kwargs: Any) -> Any:
+def make_playground(
+    task: str,
+    num_envs: int,
+    device: torch.device,
+    seed: int,
+    max_episode_steps: int | None = None,
+    **kwargs: Any,
+) -> Any:
     """Return an environment of MuJoCo Playground, for env.id=<this function> env.kwargs.task=CartpoleBalance.
 
     `kwargs` override entries of its configuration.
     """
     registry = package("mujoco_playground", "install playground").registry
-    return registry.load(task, config_overrides=kwargs or None)
+    env = registry.load(task, config_overrides=kwargs or None)
+    env.max_episode_steps = max_episode_steps
+    return env
 
 
 def package(name: str, *commands: str) -> Any:
@@ -72,15 +107,6 @@ def package(name: str, *commands: str) -> Any:
 
 def pip(commands: Sequence[str]) -> str:
     return " && ".join(f"{program('pip')} {command}" for command in commands)
-
-
-def _replaced(params: Any, entries: Mapping[str, Any]) -> Any:
-    """Return gymnax' parameters with other entries."""
-    known = list(getattr(params, "__dataclass_fields__", {}))
-    for name in entries:
-        if name not in known:
-            raise ConfigError(f"env.kwargs.{name}: the task has no such parameter; it has {', '.join(known)}")
-    return params.replace(**entries) if entries else params
 
 
 # -- What all of them share. -----------------------------------------------------------------------------------
@@ -245,8 +271,6 @@ class GymnaxEnvs(JaxEnvs):
         device: torch.device,
         names: EnvNames,
         seed: int,
-        *,
-        max_episode_steps: int | None = None,
     ) -> None:
         env, params = made if isinstance(made, tuple) else (made, getattr(made, "default_params", None))
         missing = [name for name in ("reset", "step", "action_space") if not hasattr(env, name)]
@@ -256,8 +280,6 @@ class GymnaxEnvs(JaxEnvs):
                 "return what gymnax.make returns, or choose another env.simulator"
             )
         super().__init__(env, num_envs, device, names, seed)
-        if max_episode_steps is not None:
-            params = _replaced(params, {"max_steps_in_episode": max_episode_steps})
         self._params = params
         space = env.observation_space(params)
         self._num_choices = int(space.n) if hasattr(space, "n") else 0  # an observed number, encoded one-hot
@@ -319,7 +341,6 @@ class BraxEnvs(JaxEnvs):
         names: EnvNames,
         seed: int,
         *,
-        max_episode_steps: int | None = None,
         action_repeat: int | None = None,
         full_reset: bool = True,
     ) -> None:
@@ -336,7 +357,8 @@ class BraxEnvs(JaxEnvs):
             )
         super().__init__(made, num_envs, device, names, seed)
         own = getattr(made, "_config", {})  # of Playground's tasks
-        self._limit = max_episode_steps or int(own.get("episode_length", 1000))  # Brax' own training has 1000
+        limit = getattr(made, "max_episode_steps", None) or own.get("episode_length")
+        self._limit = int(limit or 1000)  # as Brax' own training, in steps of the task
         self._repeat = action_repeat or int(own.get("action_repeat", 1))
         self._is_full = full_reset
         self._describe(box(int(made.action_size), 1.0), policy=("state",), values="privileged_state")
