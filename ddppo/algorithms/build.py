@@ -33,12 +33,6 @@ def algorithm_class(config: Config) -> type[Algorithm]:
     return found
 
 
-def whole_episodes(config: Config) -> str | None:
-    """Return "episodes" or "groups" if an iteration is one whole episode of every environment, else None."""
-    handed_over = algorithm_class(config).hands_over
-    return None if handed_over == "steps" else handed_over
-
-
 def build_networks(config: Config, spec: EnvSpec) -> ActorCritic:
     """Return the networks of a run. Their initial parameters depend on the seed alone. Raises ConfigError."""
     dtype, kind = getattr(torch, config.dtype), algorithm_class(config)

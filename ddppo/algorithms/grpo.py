@@ -44,8 +44,6 @@ class EpisodeCollector(Collector):
     not valid, and an episode of a lost process has no valid row. Values are 0: GRPO learns none.
     """
 
-    whole_episodes = True
-
     @torch.inference_mode()
     def collect(self, noise: np.ndarray) -> tuple[Transitions, list[FinishedEpisode]]:
         self._begin(noise)

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from ddppo.algorithms.known import algorithm_setting
+from ddppo.algorithms.known import PPO, algorithm_name, algorithm_setting
 from ddppo.config.algorithm_settings import check_groups
 from ddppo.config.settings import Config, section
 from ddppo.distributed.topologies.known import find
@@ -207,10 +207,9 @@ def make_sampler(config: Config, spec: EnvSpec, num_envs: int) -> TaskSampler:
         sampler: TaskSampler = imported(makers[asked[0]])(config, spec, num_envs)
         return sampler
     # 2. Whole episodes: in groups of one seed, or each from a seed of its own. 3. Else episodes go on and on.
-    handed_over = "groups" if spec.is_text else whole_episodes(config)
-    if handed_over == "groups":
+    if (kind := hands_over(config, spec)) == "groups":
         return GroupSampler(config.seed, num_envs, config.training.group_size)
-    return TaskSampler(config.seed) if handed_over is None else EpisodeSampler(config.seed)
+    return TaskSampler(config.seed) if kind == "steps" else EpisodeSampler(config.seed)
 
 
 def state_in(checkpoint: Mapping[str, Any], sampler: TaskSampler) -> dict[str, Any] | None:
@@ -221,21 +220,19 @@ def state_in(checkpoint: Mapping[str, Any], sampler: TaskSampler) -> dict[str, A
     return state
 
 
-def collects_whole_episodes(config: Config, spec: EnvSpec) -> bool:
-    """Return whether an iteration is one whole episode of every environment, in groups of one task."""
-    return spec.is_text or whole_episodes(config) is not None
-
-
-def whole_episodes(config: Config) -> str | None:
-    """Return "episodes" or "groups" if the algorithm learns from whole episodes, else None."""
-    found: str | None = imported("ddppo.algorithms.build:whole_episodes")(config)  # imports torch
-    return found
+def hands_over(config: Config, spec: EnvSpec) -> str:
+    """Return what an iteration hands over (`Algorithm.hands_over`); of a task of text always groups of episodes."""
+    if spec.is_text:
+        return "groups"
+    kind: str = imported("ddppo.algorithms.build:algorithm_class")(config).hands_over  # imports torch
+    return kind
 
 
 def check_whole_episodes(config: Config, shape: BatchShape, spec: EnvSpec) -> None:
     """Raise ConfigError if ppo.group_size, the task or its settings do not fit the algorithm."""
     name, group_size = config.env.id, config.training.group_size
-    if not collects_whole_episodes(config, spec):
+    kind = hands_over(config, spec)
+    if kind == "steps":
         if config.training is config.ppo and group_size != type(config.ppo)().group_size:
             raise ConfigError(
                 f"ppo.group_size={group_size} has no effect with ppo.algorithm=ppo and {name}, which is not a text "
@@ -245,9 +242,8 @@ def check_whole_episodes(config: Config, shape: BatchShape, spec: EnvSpec) -> No
     if spec.is_text:
         find(config.dist.topology).check_work("text", f"{name}, of text")
     chosen_by = algorithm_setting(config)
-    handed_over = whole_episodes(config)
-    why = f"{name}, of text" if handed_over is None else chosen_by
-    check_groups(config, shape, why, handed_over or "groups")
+    why = f"{name}, of text" if algorithm_name(config) == PPO else chosen_by
+    check_groups(config, shape, why, kind)
     if spec.journal is not None:
         raise ConfigError(
             f"{chosen_by} with {name}: its environments publish messages and continue from the messages of others, so "

@@ -127,8 +127,6 @@ class Collector(RolloutBuffers):
     batch at the end, with the same parameters, except for models that compute both at once (acted_values).
     """
 
-    whole_episodes = False
-
     def __init__(
         self,
         env: VecEnv,

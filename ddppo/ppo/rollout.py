@@ -99,9 +99,6 @@ class RolloutCollector(Protocol):
     `env` has `release()`. On the other ranks it returns an `EnvServer` (ddppo/distributed/topologies/env_workers.py).
     """
 
-    whole_episodes: (
-        bool  # every rollout is one episode of each environment, and `reset` comes before each rollout
-    )
     first_env: int  # global index of the first environment
 
     @property

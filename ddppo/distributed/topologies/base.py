@@ -17,10 +17,9 @@ import numpy as np
 import torch
 
 from ddppo import device_random
-from ddppo.algorithms.build import whole_episodes
 from ddppo.algorithms.contract import Algorithm
 from ddppo.algorithms.grpo import EpisodeCollector
-from ddppo.algorithms.task_sampler import TaskSample, TaskSampler, collects_whole_episodes
+from ddppo.algorithms.task_sampler import TaskSample, TaskSampler, hands_over
 from ddppo.collectives.group import Group
 from ddppo.config.settings import Config, EnvConfig
 from ddppo.distributed.gradient_sync import (
@@ -107,7 +106,7 @@ class RankContext:
     @property
     def has_whole_episodes(self) -> bool:
         """Whether a rollout is one whole episode of each environment, cut after T steps."""
-        return collects_whole_episodes(self.config, self.spec)
+        return hands_over(self.config, self.spec) != "steps"
 
     @property
     def rollouts_vary(self) -> bool:
@@ -182,7 +181,7 @@ class RankContext:
         kind: by default `Collector`, or `EpisodeCollector` for an algorithm that learns from whole episodes.
         """
         if kind is None:
-            kind = Collector if whole_episodes(self.config) is None else EpisodeCollector
+            kind = EpisodeCollector if self.has_whole_episodes else Collector
         collector = kind(
             env=env,
             model=self.model,

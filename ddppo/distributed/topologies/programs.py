@@ -22,7 +22,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ddppo import native
 from ddppo.algorithms.build import algorithm_class, build_networks
-from ddppo.algorithms.task_sampler import collects_whole_episodes, make_sampler
+from ddppo.algorithms.task_sampler import hands_over, make_sampler
 from ddppo.config.rank_rules import batch_shape
 from ddppo.config.settings import Config
 from ddppo.config.stored import to_yaml
@@ -122,7 +122,7 @@ def _values(config: Config, layout: Layout, arguments: list[str]) -> dict[str, A
     in_cpp = may_use_cpp and why_not_cpp(config, model, torch.device("cpu"), "flat") is None
     work = 0 if in_cpp else model.num_products() * shape.minibatch_size // len(layout.learning)
     has_memory = any(isinstance(module, Core) for module in model.modules())
-    has_whole_episodes = collects_whole_episodes(config, spec)
+    has_whole_episodes = hands_over(config, spec) != "steps"
     episode_rows = ", episode_rows=T" if has_whole_episodes else ""
     # Of each kind of message, by the first word of its name.
     ways, sizes = {"gradients": "one rank alone: nothing travels"}, {}

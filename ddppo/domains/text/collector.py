@@ -49,8 +49,6 @@ class TextCollector:
     not played. An episode that failed has no valid row in the rollout.
     """
 
-    whole_episodes = True
-
     def __init__(
         self,
         turns: Turns,
