@@ -1,7 +1,7 @@
 """A layout as programs: `python -m ddppo.fragments out=<folder>` writes a short Python file for each role of a run.
 
 `write_programs` fills the templates in ddppo/templates/fragments: a folder for each topology, with a file for each role
-and the role's whole story in it. A template is a program with {{ values }} and lines `#: if`, which choose what this
+and the role's whole story in it; sync_actors and multi_learner share one. A template is a program with {{ values }} and lines `#: if`, which choose what this
 run needs. The files import what topologies consist of (environments, collectors, learners, messages, collectives), and
 no `Topology`; so they are what a topology of one's own can start from (docs/guide/topology.md).
 """
@@ -69,8 +69,9 @@ def write_programs(config: Config, layout: Layout, folder: Path, arguments: list
     )  # fmt: skip
     values = _values(config, layout, [*arguments, f"out={folder}"])
     texts = {path.name: jinja.get_template(path.name).render(values) for path in _TEMPLATES.glob("*.*")}
-    for path in sorted((_TEMPLATES / config.dist.topology).glob("*.py")):
-        text = jinja.get_template(f"{config.dist.topology}/{path.name}").render(values)
+    folder_of = _folder_of(config.dist.topology)
+    for path in sorted((_TEMPLATES / folder_of).glob("*.py")):
+        text = jinja.get_template(f"{folder_of}/{path.name}").render(values)
         # jinja takes the blank lines around an `#: if` away.
         texts[path.name] = without_unused_imports(re.sub(r"\n+(# \d\. )", r"\n\n\1", text))
     texts["config.yaml"] = to_yaml(config)
@@ -81,10 +82,15 @@ def write_programs(config: Config, layout: Layout, folder: Path, arguments: list
     return [folder / name for name in texts]
 
 
+def _folder_of(topology: str) -> str:
+    """Return the folder of a topology's templates: sync_actors is multi_learner with one learner."""
+    return "sync_actors" if topology == "multi_learner" else topology
+
+
 def _why_none(config: Config) -> str | None:
     """Return why there are no programs for this run, as the beginning of a sentence; None if there are."""
     dist, spec = config.dist, probe(config.env)
-    known = sorted(path.name for path in _TEMPLATES.iterdir() if path.is_dir())
+    known = sorted(["multi_learner", *(path.name for path in _TEMPLATES.iterdir() if path.is_dir())])
     if dist.topology not in known:
         return f"distributed={dist.topology}: programs are written for {', '.join(known)}"
     if isinstance(dist, AsyncActorsSettings) and dist.max_lag != 0:
@@ -138,7 +144,8 @@ def _values(config: Config, layout: Layout, arguments: list[str]) -> dict[str, A
         "envs": repr({rank: shape.env_indices(place) for place, rank in enumerate(layout.stepping)}),
         "shape": _literal(shape.over(len(layout.learning))),
         "num_learning": len(layout.learning),
-        # multi_learner: ranks are ordered learner, its actors, next learner, its actors, ...
+        # sync_actors and multi_learner: ranks are ordered learner, its actors, next learner, its actors, ...
+        "several": config.dist.topology == "multi_learner",  # learners
         "learning": list(layout.learning),
         "teams": [list(range(*ends)) for ends in pairwise((*layout.learning, layout.world_size))],
         # main.py and run.sh

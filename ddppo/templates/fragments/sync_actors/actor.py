@@ -1,4 +1,4 @@
-"""actor: {{ ranks.actor }} of {{ world_size }}. It acts with the learner's parameters, in its own environments.
+"""actor: {{ ranks.actor }} of {{ world_size }}. It acts with {{ "the parameters of its learner" if several else "the learner's parameters, in its own environments" }}.
 
 {{ made_by }}
 
@@ -31,6 +31,12 @@ from ddppo.seeding import action_noise
 # 1. Join: torchrun has started {{ world_size }} processes of main.py.
 group, device = join(CONFIG)
 mine = ENVS[group.rank]  # of the environments
+#: if several
+# Groups, which all ranks make in the same order: all learners, and each learner with its actors.
+group.subgroup({{ learning }})
+made = [group.subgroup(ranks) for ranks in {{ teams }}]
+(team,) = [one for one in made if one is not None]  # this rank's
+#: endif
 
 # 2. The networks. {{ networks }}.
 spec, dtype = probe(CONFIG.env), getattr(torch, CONFIG.dtype)
@@ -70,7 +76,7 @@ collector.reset(*sampler.sample(0).of(mine))
 #: endif
 
 # 4. The messages: one flat vector each.
-rollouts = RolloutGather(group, {{ rollout_message }}, sizes_vary={{ sizes_vary }})
+rollouts = RolloutGather({{ "team" if several else "group" }}, {{ rollout_message }}, sizes_vary={{ sizes_vary }})
 wire = ParameterMessage(parameters, {{ obs_normalizer }}, {{ synchronised }})
 
 # 5. The loop.
@@ -88,7 +94,7 @@ while num_steps < TOTAL_STEPS:
         rollout, episodes = collector.collect(noise)  # T x (act, step)
     group.barrier()
     rollouts.gather(rollout, device)  # -> learner, {{ sizes.rollout }}
-    wire.broadcast(group)  # <- learner, {{ sizes.parameters }}
+    wire.broadcast({{ "team" if several else "group" }})  # <- learner, {{ sizes.parameters }}
     report = [rollout.valid.sum().item(), len(episodes), sum(e.episode_return for e in episodes)]
     report = group.gather(torch.tensor(report, dtype=torch.float64)).sum(dim=0)  # all -> all, 24 bytes
     num_steps += int(report[0])

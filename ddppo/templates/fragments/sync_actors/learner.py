@@ -1,4 +1,5 @@
-"""learner: {{ ranks.learner }} of {{ world_size }}. It learns from the rollouts of all actors.
+#: set team, learners, actors = ("team", "learners", "each own actor") if several else ("group", "alone", "every actor")
+"""learner: {{ ranks.learner }} of {{ world_size }}. {{ "Each learns from the rollouts of its own actors, gradients summed." if several else "It learns from the rollouts of all actors." }}
 
 {{ made_by }}
 
@@ -6,7 +7,12 @@ An iteration, in this order (actor.py is the other side):
 
     barrier           the slowest rollout ends this wait
     <- rollouts       {{ messages.rollout }}
+    #: if several
+    learn             gather of statistics over learners, such as the moments of advantages
+                      {{ messages.gradients }} over learners
+    #: else
     learn             from all of them; nothing travels
+    #: endif
     -> parameters     {{ messages.parameters }}
     report            gather, 24 bytes: steps, episodes, sum of returns
 """
@@ -28,8 +34,14 @@ from ddppo.ppo.cpp.network import CppNetwork
 from ddppo.ppo.learner import Learner, Normalizers
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer
 
-# 1. Join: torchrun has started {{ world_size }} processes of main.py, and this one is rank 0.
+# 1. Join: torchrun has started {{ world_size }} processes of main.py{{ "" if several else ", and this one is rank 0" }}.
 group, device = join(CONFIG)
+#: if several
+# Groups, which all ranks make in the same order: all learners, and each learner with its actors.
+learners = group.subgroup({{ learning }})
+made = [group.subgroup(ranks) for ranks in {{ teams }}]
+(team,) = [one for one in made if one is not None]  # this rank's
+#: endif
 
 # 2. The networks. {{ networks }}.
 spec, dtype = probe(CONFIG.env), getattr(torch, CONFIG.dtype)
@@ -50,28 +62,32 @@ for core in [module for module in model.modules() if isinstance(module, Core)]:
 obs_normalizer = ObsNormalizer(spec.obs, device, dtype)
 #: endif
 
+#: if several
+# 3. The learner. Its gradients are summed over all learners.
+#: else
 # 3. The learner. It is alone, so its gradients travel nowhere.
 alone = Group()
+#: endif
 normalizers = Normalizers({{ obs_normalizer }})
 #: if normalize_rewards
-num_envs = len(SHAPE.env_indices(group.rank))  # that this rank learns from
+num_envs = len(SHAPE.env_indices({{ learners }}.rank))  # that this rank learns from
 normalizers.rewards = RewardNormalizer(num_envs, CONFIG.training.gamma, device)
 #: endif
-sync = FlatSync(model, parameters, alone)
+sync = FlatSync(model, parameters, {{ learners }})
 #: if algorithm
-learner = AlgorithmLearner(algorithm, CONFIG.training, SHAPE, sync, alone, normalizers, SEED)
+learner = AlgorithmLearner(algorithm, CONFIG.training, SHAPE, sync, {{ learners }}, normalizers, SEED)
 #: else
-learner = {{ learner_class }}(CONFIG.training, SHAPE, model, sync, alone, normalizers, SEED)
+learner = {{ learner_class }}(CONFIG.training, SHAPE, model, sync, {{ learners }}, normalizers, SEED)
 #: endif
 #: if cpp
 # Gradients in C++, where this network is faster than in PyTorch.
 network = CppNetwork(model, spec, parameters.vector)
-learner.step = CppStep(network, CONFIG.training, learner.optimizer, alone)
+learner.step = CppStep(network, CONFIG.training, learner.optimizer, {{ learners }})
 learner.estimator = CppGae(CONFIG.training, "clip")
 #: endif
 
 # 4. The messages: one flat vector each.
-rollouts = RolloutGather(group, {{ rollout_message }}, sizes_vary={{ sizes_vary }})
+rollouts = RolloutGather({{ team }}, {{ rollout_message }}, sizes_vary={{ sizes_vary }})
 wire = ParameterMessage(parameters, {{ obs_normalizer }}, {{ synchronised }})
 
 # 5. The loop.
@@ -82,15 +98,25 @@ while num_steps < TOTAL_STEPS:
     algorithm.progress = progress
     #: endif
     group.barrier()
-    rollout = rollouts.gather(None, device)  # <- every actor, {{ sizes.rollout }}
-    learner.update(rollout, k, progress)
-    wire.broadcast(group)  # -> every actor, {{ sizes.parameters }}
+    rollout = rollouts.gather(None, device)  # <- {{ actors }}, {{ sizes.rollout }}
+    learner.update(rollout, k, progress)  # {{ messages.gradients if several else "from all of them; nothing travels" }}
+    wire.broadcast({{ team }})  # -> {{ actors }}, {{ sizes.parameters }}
     report = group.gather(torch.zeros(3, dtype=torch.float64)).sum(dim=0)  # all -> all, 24 bytes
     steps, number, returns = report.tolist()
     num_steps += int(steps)
+    #: if several
+    if group.rank == 0:
+        print(f"iteration {k}: {num_steps} steps, mean return {returns / max(number, 1):.2f} of {number:g} episodes")
+    #: else
     print(f"iteration {k}: {num_steps} steps, mean return {returns / max(number, 1):.2f} of {number:g} episodes")
+    #: endif
 
 # 6. The end.
+#: if several
+if group.rank == 0:
+    print(f"params_hash {parameters.digest()}")
+#: else
 print(f"params_hash {parameters.digest()}")
+#: endif
 group.close()
 leave(0)
