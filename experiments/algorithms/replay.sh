@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# DQN on CartPole, by one process and with actors at their own pace, and SAC on Pendulum and HalfCheetah: runs what
+# outputs/sweeps/algorithms_* lack, then writes dqn.json and sac.json beside this file.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+export PATH="$PWD/.venv/bin:$PATH"
+
+train() { python -m ddppo.train -m log.tensorboard=false log.progress=none "$@"; }
+
+dqn() { train env=cartpole algorithm=dqn eval.every_steps=10000 "$@"; }
+dqn seed=0,1,2,3,4,5,6,7,8,9 sweep=outputs/sweeps/algorithms_dqn
+dqn seed=0,1,2 distributed=async_actors dist.world_size=4 sweep=outputs/sweeps/algorithms_dqn_async
+train env=pendulum algorithm=sac seed=0,1,2 eval.every_steps=5000 sweep=outputs/sweeps/algorithms_sac
+train env=halfcheetah algorithm=sac_halfcheetah seed=0 eval.every_steps=20000 eval.episodes=5 \
+  sweep=outputs/sweeps/algorithms_sac_halfcheetah
+PYTHONPATH=. python experiments/algorithms/replay.py outputs/sweeps
