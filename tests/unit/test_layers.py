@@ -11,9 +11,9 @@ from tests.support import CHECKOUT
 
 # The order of imports: a subject imports itself and those before it. Subjects in one tuple import one another freely.
 ORDER = [
-    ("__init__", "errors", "plugins", "files", "native", "terminal", "seeding", "device_random", "spaces", "package",
-     "statistics", "scaling", "processes"),
-    ("config", "declarations", "device"),
+    ("__init__", "errors", "plugins", "files", "native", "terminal", "seeding", "device", "device_random",
+     "spaces", "package", "statistics", "scaling", "processes"),
+    ("config", "declarations"),
     ("options", "collectives", "search"),
     ("envs", "models"),
     ("ppo",),

@@ -1,9 +1,10 @@
 """A layout as programs: `python -m ddppo.fragments out=<folder>` writes a short Python file for each role of a run.
 
 `write_programs` fills the templates in ddppo/templates/fragments: a folder for each topology, with a file for each role
-and the role's whole story in it; sync_actors and multi_learner share one. A template is a program with {{ values }} and lines `#: if`, which choose what this
-run needs. The files import what topologies consist of (environments, collectors, learners, messages, collectives), and
-no `Topology`; so they are what a topology of one's own can start from (docs/guide/topology.md).
+and the role's whole story in it; sync_actors and multi_learner share one. A template is a program with {{ values }} and
+lines `#: if`, which choose what this run needs. The files import what topologies consist of (environments, collectors,
+learners, messages, collectives), and no `Topology`; so they are what a topology of one's own can start from
+(docs/guide/topology.md).
 """
 
 import ast
