@@ -56,6 +56,14 @@ class MinibatchRows(NamedTuple):
     num_valid: float  # valid steps over all learners: what divides the loss
 
 
+class Share(NamedTuple):
+    """The environments of a learner. Under async_actors a rollout is of a part of them, and may come late."""
+
+    envs: torch.Tensor  # int64, global indices of all environments that this learner may get rollouts of
+    run_envs: int  # environments of the run
+    follows: torch.Tensor  # [E] bool: no steps are missing before the rollout's column
+
+
 class Step(Protocol):
     """What `learn` may ask of all learners. Every learner makes the same calls in the same order.
 
@@ -63,14 +71,7 @@ class Step(Protocol):
     """
 
     envs: torch.Tensor  # [E] int64, global index of the environment of each column of this learner's rollout
-    # [E] bool: the column's first step comes after the last one that this learner got of its environment. False where
-    # steps between are missing (async_actors).
-    follows: torch.Tensor
-    # Global indices of all environments that this learner may get rollouts of; those of `envs` but for async_actors.
-    own_envs: torch.Tensor
-    run_envs: (
-        int  # environments of the run; more than `num_envs` if a rollout has a part of them (async_actors)
-    )
+    share: Share  # for replay buffers
     iteration: int  # counted from 1
 
     @property

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ddppo.algorithms.contract import Algorithm, MinibatchRows, Part
+from ddppo.algorithms.contract import Algorithm, MinibatchRows, Part, Share
 from ddppo.collectives.group import Group
 from ddppo.config.algorithm_settings import TrainingSettings
 from ddppo.errors import NonFiniteError, TrainingError
@@ -218,9 +218,8 @@ class LearnerStep:
         self.shape = shape
         self._name = type(algorithm).__name__
         self.iteration = 0
-        self.run_envs = shape.num_envs
-        self.envs = self.own_envs = torch.tensor(list(shape.env_indices(group.rank)))
-        self.follows = torch.ones(len(self.envs), dtype=torch.bool)
+        self.envs = torch.tensor(list(shape.env_indices(group.rank)))
+        self.share = Share(self.envs, shape.num_envs, torch.ones(len(self.envs), dtype=torch.bool))
         self.num_steps = 0  # of all optimizers, in this iteration
         self._seed = seed
         vector, named = sync.parameters.vector, dict(algorithm.model.named_parameters())
@@ -249,8 +248,8 @@ class LearnerStep:
 
     def expect(self, envs: Sequence[int], follows: Sequence[bool], run_envs: int) -> None:
         """Name the columns of the next rollout, for a learner that gets rollouts of any environments of the run."""
-        self.envs, self.follows = torch.tensor(envs), torch.tensor(follows)
-        self.own_envs, self.run_envs = torch.arange(run_envs), run_envs
+        self.envs = torch.tensor(envs)
+        self.share = Share(torch.arange(run_envs), run_envs, torch.tensor(follows))
 
     def end(self) -> float:
         """Return the sum over steps of the gradients' norms before clipping. Raises UpdateNotFinite."""

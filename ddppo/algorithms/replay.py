@@ -81,7 +81,7 @@ class ReplayBuffer:
         """Store the valid steps of a rollout; return their number over all learners."""
         if not self._size:
             self._allocate(rollout, step)
-        columns, follows = step.envs.numpy(), step.follows.numpy()
+        columns, follows = step.envs.numpy(), step.share.follows.numpy()
         left = np.arange(len(columns))
         while len(left):  # a second rollout of the same environment comes after its first (async_actors)
             _, first = np.unique(columns[left], return_index=True)
@@ -158,10 +158,10 @@ class ReplayBuffer:
         }
 
     def _allocate(self, rollout: Transitions, step: Step) -> None:
-        self._envs = np.sort(step.own_envs.numpy())
-        self._size, self._device = self._capacity // step.run_envs, rollout.rewards.device
+        self._envs = np.sort(step.share.envs.numpy())
+        self._size, self._device = self._capacity // step.share.run_envs, rollout.rewards.device
         num_steps = len(rollout.rewards)
-        assert self._size >= num_steps, (self._capacity, step.run_envs, num_steps)
+        assert self._size >= num_steps, (self._capacity, step.share.run_envs, num_steps)
         shape = (len(self._envs), self._size)
 
         def ring(x: torch.Tensor) -> torch.Tensor:  # memory is taken as rows come
@@ -217,7 +217,7 @@ class ReplayBuffer:
 
     def _sizes_of_all(self, step: Step) -> np.ndarray:
         """Return the number of rows stored of every environment of the run `[N]`."""
-        sizes = torch.zeros(step.run_envs, dtype=torch.float64)
+        sizes = torch.zeros(step.share.run_envs, dtype=torch.float64)
         sizes[torch.from_numpy(self._envs)] = torch.from_numpy(np.minimum(self._counts, self._size)).double()
         return step.sum(sizes).long().numpy()
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from ddppo.algorithms.contract import Share
 from ddppo.algorithms.dqn import Dqn, EpsilonGreedy
 from ddppo.algorithms.learner import LearnerStep
 from ddppo.algorithms.replay import Batch
@@ -109,9 +110,8 @@ class OneStep:
     """A learner that is alone: it counts the steps that are asked for, and moves no parameter."""
 
     def __init__(self):
-        self.envs = self.own_envs = torch.arange(2)
-        self.follows = torch.ones(2, dtype=torch.bool)
-        self.run_envs = 2
+        self.envs = torch.arange(2)
+        self.share = Share(self.envs, 2, torch.ones(2, dtype=torch.bool))
         self.asked = []
         self.iteration = 0
 

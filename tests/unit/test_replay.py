@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from ddppo.algorithms.contract import Share
 from ddppo.algorithms.replay import ReplayBuffer
 from ddppo.ppo.rollout import Transitions
 from ddppo.seeding import stream
@@ -24,9 +25,8 @@ class Alone:
     """The step of a learner that is alone, or one of several in threads of this process."""
 
     def __init__(self, envs, run_envs=None, meeting=None, generator=None):
-        self.envs = self.own_envs = torch.tensor(envs)
-        self.follows = torch.ones(len(envs), dtype=torch.bool)
-        self.run_envs = run_envs or len(envs)
+        self.envs = torch.tensor(envs)
+        self.share = Share(self.envs, run_envs or len(envs), torch.ones(len(envs), dtype=torch.bool))
         self.meeting = meeting
         self.generator = generator or AllRows
 
@@ -199,8 +199,8 @@ def test_rollouts_between_which_steps_are_missing_are_not_joined():
     replay.add(world.rollout(4), step)
     for steps in world.steps:
         steps[-1]["ended"] = True
-    world.clock += 1  # a refused rollout: nothing tells of it but `follows`
-    step.follows = torch.zeros(2, dtype=torch.bool)
+    world.clock += 1  # a refused rollout: nothing tells of it but `share.follows`
+    step.share = step.share._replace(follows=torch.zeros(2, dtype=torch.bool))
     replay.add(world.rollout(4), step)
     np.testing.assert_allclose(all_rows(replay, step), world.expected(3, 20), atol=1e-12)
 
@@ -216,7 +216,8 @@ def test_two_rollouts_of_one_environment_in_an_update_go_one_behind_the_other():
             "raw_obs": 1, "last_obs": 0, "final_obs": 0,
         }.items()
     }, action_mask=None, ends=ends)  # fmt: skip
-    step.envs, step.follows = torch.tensor([0, 1, 0, 1]), torch.ones(4, dtype=torch.bool)
+    step.envs = torch.tensor([0, 1, 0, 1])
+    step.share = step.share._replace(follows=torch.ones(4, dtype=torch.bool))
     replay.add(both, step)
     np.testing.assert_allclose(all_rows(replay, step), world.expected(3, 20), atol=1e-12)
 
@@ -274,7 +275,7 @@ def test_every_row_is_equally_likely_though_rings_are_unequal():
     step = Alone([0, 1], generator=lambda: np.random.default_rng(0))
     replay = ReplayBuffer(2000, GAMMA)
     replay.add(world.rollout(30), step)
-    step.envs, step.follows = torch.tensor([0]), torch.tensor([True])
+    step.envs, step.share = torch.tensor([0]), step.share._replace(follows=torch.tensor([True]))
     replay.add(part(world.rollout(90), [0]), step)
     (batch,) = replay.batches(step, 1, 30_000)
     share = (batch.obs[:, 0] == 0).double().mean().item()
