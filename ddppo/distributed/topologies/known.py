@@ -5,6 +5,10 @@ here is data that configurations are checked with, so it imports no torch; the c
 import path. `find` also finds a user's own topology.
 """
 
+# One file of all layouts, not a torch-free file beside each program: seven files of thirty lines would be read together
+# anyway, as layouts share functions (four are equal workers or learners with actors) and the table is checked as a
+# whole. A topology of a user's own has all of it in one file (docs/guide/topology.md).
+
 import functools
 from dataclasses import replace
 from itertools import accumulate
