@@ -6,6 +6,7 @@ models for images and for memory share.
 
 import abc
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ddppo.config.model_settings import LayerSettings, MlpSettings, ModelSettings
+from ddppo.errors import ConfigError
 from ddppo.models.distributions import (
     ActionDistribution,
     action_distribution,
@@ -52,6 +54,28 @@ def flat_obs(obs: Obs, spec: EnvSpec, dtype: torch.dtype) -> torch.Tensor:
         flat = x.flatten(-len(leaf.shape)) if leaf.shape else x.unsqueeze(-1)
         parts.append(flat if leaf.is_float else flat.to(dtype) / 255)
     return torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0]
+
+
+def read_by_policy(spec: EnvSpec) -> EnvSpec:
+    """Return the spec with the arrays that the policy reads (`EnvSpec.policy_keys`); `spec` itself if it reads all."""
+    return _only(spec, spec.policy_keys)
+
+
+def read_by_values(spec: EnvSpec) -> EnvSpec:
+    """Return the spec with the arrays that the value function reads; `spec` itself if it reads all."""
+    return _only(spec, spec.value_keys)
+
+
+def is_asymmetric(spec: EnvSpec) -> bool:
+    """Return whether policy and value function read different arrays."""
+    return read_by_policy(spec) != read_by_values(spec)
+
+
+def _only(spec: EnvSpec, keys: tuple[str, ...] | None) -> EnvSpec:
+    if keys is None:
+        return spec
+    assert isinstance(spec.obs, dict), spec
+    return replace(spec, obs={key: spec.obs[key] for key in keys}, policy_keys=None, value_keys=None)
 
 
 def random_obs(
@@ -245,10 +269,16 @@ class MLP(ActorCritic):
         self.activation = config.activation
         sizes = list(config.hidden_sizes)
         # The order in which layers are made decides their random initialisation: trunks, then heads.
-        self.policy_trunk = hidden_layers(spec.obs_size, sizes, config.activation)
+        self.policy_spec, self.value_spec = read_by_policy(spec), read_by_values(spec)
+        self.policy_trunk = hidden_layers(self.policy_spec.obs_size, sizes, config.activation)
         self.value_trunk = self.policy_trunk
         if not config.shared_trunk:
-            self.value_trunk = hidden_layers(spec.obs_size, sizes, config.activation)
+            self.value_trunk = hidden_layers(self.value_spec.obs_size, sizes, config.activation)
+        elif is_asymmetric(spec) and isinstance(self.value_spec.obs, dict):
+            raise ConfigError(
+                "model.shared_trunk=true: this task lets its value function read other arrays than its policy "
+                f"({', '.join(self.value_spec.obs)}): use model.shared_trunk=false"
+            )
         self.policy_head = linear(config.hidden_sizes[-1], policy_outputs(spec.action, config), gain=0.01)
         self.value_head = linear(config.hidden_sizes[-1], 1, gain=1.0)
         if config.orthogonal is False:  # null is true
@@ -258,22 +288,30 @@ class MLP(ActorCritic):
         self.log_std = begin_log_std_(self.policy_head, spec.action, config)
 
     def forward(self, obs: Obs) -> tuple[torch.Tensor, torch.Tensor]:
-        # One vector of floats, the usual case, needs no flattening.
-        inputs: Any = obs if self.is_vector else self._flat(obs)
+        inputs = self._inputs(obs, self.policy_spec)
         hidden = self.policy_trunk(inputs)
-        value_hidden = hidden if self.shared_trunk else self.value_trunk(inputs)
+        if not self.shared_trunk:
+            if self.value_spec is not self.policy_spec:
+                inputs = self._inputs(obs, self.value_spec)
+            value_hidden = self.value_trunk(inputs)
+        else:
+            value_hidden = hidden
         return self._head(hidden), self.value_head(value_hidden).squeeze(-1)
 
     def action_params(self, obs: Obs) -> torch.Tensor:
-        inputs: Any = obs if self.is_vector else self._flat(obs)
-        return self._head(passed(self.policy_trunk, inputs))
+        return self._head(passed(self.policy_trunk, self._inputs(obs, self.policy_spec)))
 
     def value(self, obs: Obs) -> torch.Tensor:
-        inputs: Any = obs if self.is_vector else self._flat(obs)
-        return self.value_head(passed(self.value_trunk, inputs)).squeeze(-1)
+        return self.value_head(passed(self.value_trunk, self._inputs(obs, self.value_spec))).squeeze(-1)
 
-    def _flat(self, obs: Obs) -> torch.Tensor:
-        return flat_obs(obs, self.spec, self.value_head.weight.dtype)
+    def _inputs(self, obs: Obs, spec: EnvSpec) -> torch.Tensor:
+        """Return the arrays of `spec` as one vector. One vector of floats, the usual case, needs no flattening."""
+        if self.is_vector:
+            assert isinstance(obs, torch.Tensor)
+            return obs
+        if isinstance(spec.obs, dict) and isinstance(obs, dict):
+            obs = {key: obs[key] for key in spec.obs}
+        return flat_obs(obs, spec, self.value_head.weight.dtype)
 
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:
         return policy_params(self.policy_head(hidden), self.log_std, is_box=self.is_box)

@@ -8,7 +8,7 @@ import torch
 from ddppo.config.model_settings import MODELS, ImageSettings, LayerSettings, ModelSettings
 from ddppo.config.variants import model_at
 from ddppo.errors import ConfigError, in_one_line
-from ddppo.models.actor_critic import ActorCritic
+from ddppo.models.actor_critic import MLP, ActorCritic, is_asymmetric
 from ddppo.models.recurrent import RecurrentActorCritic
 from ddppo.plugins import imported
 from ddppo.seeding import derived_seed
@@ -32,6 +32,13 @@ def build_model(spec: EnvSpec, config: ModelSettings, seed: int, dtype: torch.dt
             f"model.name={config.name} with a task of text, and it takes no text: use model=token_policy"
             if spec.is_text
             else f"model.name={config.name} with a task that is not of text, and it takes nothing else: use model=mlp"
+        )
+    if is_asymmetric(spec) and (config.name in MODELS) and kind is not MLP:
+        memory = getattr(config, "memory", "none")
+        chosen = f"model.name={config.name}" if memory == "none" else f"model.memory={memory}"
+        raise ConfigError(
+            f"{chosen}: this task lets its value function read other arrays than its policy, and this model reads the "
+            "same for both: use model=mlp, or a model of your own"
         )
     # A setting without effect is an error.
     has_pixels = any(leaf.dtype == "uint8" and len(leaf.shape) == 3 for leaf in leaves(spec.obs))

@@ -54,7 +54,7 @@ def test_the_groups_are_those_of_the_issue():
     assert {path.stem for path in (CONF / "env").iterdir()} == {
         "acrobot", "atari", "atari_sticky", "bipedal", "cartpole", "cartpole_device", "cartpole_masked", "gym",
         "gymnax_cartpole", "halfcheetah", "hopper", "lunarlander", "minigrid", "mountaincar_continuous", "mujoco",
-        "pendulum", "popgym", "synthetic", "tmaze", "walker2d",
+        "pendulum", "popgym", "quadruped", "synthetic", "tmaze", "walker2d",
     }  # fmt: skip
 
 

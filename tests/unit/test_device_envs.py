@@ -2,10 +2,11 @@
 
 import gymnasium as gym
 import numpy as np
+import pytest
 import torch
 
 from ddppo.envs.backends.device import DeviceEnvs
-from ddppo.envs.native_tasks import CartPole
+from ddppo.envs.native_tasks import CartPole, Quadruped
 from ddppo.envs.vec_env import EnvNames
 
 CPU = torch.device("cpu")
@@ -74,3 +75,53 @@ def test_a_state_goes_on_to_the_bit_in_another_batch():
         ours, theirs = envs.step(torch.tensor([0, 1, 1])), other.step(torch.tensor([1, 1]))
         assert torch.equal(ours.obs[1:], theirs.obs)
         assert torch.equal(ours.truncated[1:], theirs.truncated)
+
+
+# -- The quadruped.
+
+
+def quadruped(num_envs=4, **kwargs):
+    task = Quadruped(num_envs, CPU, dtype="float64", **kwargs)
+    return DeviceEnvs(task, EnvNames(range(num_envs), 0))
+
+
+def test_a_quadruped_stands_on_straight_legs_at_its_height():
+    envs = quadruped()
+    envs.reset(range(4))
+    for _ in range(150):
+        step = envs.step(torch.zeros(4, 12, dtype=torch.float64))
+        assert not step.terminated.any()
+    assert step.metrics["height"].item() == pytest.approx(0.3, abs=1e-3)
+    gravity = step.obs["actor"][:, 3:6]
+    torch.testing.assert_close(
+        gravity, torch.tensor([0.0, 0.0, -1.0]).double().expand(4, 3), atol=1e-2, rtol=0
+    )
+
+
+def test_feet_that_move_backwards_on_the_ground_push_the_body_ahead_and_lifted_feet_do_not():
+    def speed_after(actions):
+        envs = quadruped(2)
+        envs.reset([1, 2])
+        for _ in range(50):
+            envs.step(torch.zeros(2, 12, dtype=torch.float64))
+        for _ in range(5):
+            step = envs.step(actions)
+        return step.obs["critic"][:, 0].mean().item()
+
+    legs = torch.zeros(2, 4, 3, dtype=torch.float64)
+    legs[:, :, 1] = -2.0  # all thighs swing backwards
+    pushing = speed_after(legs.flatten(1))
+    legs[:, 1:3, 1], legs[:, 1:3, 2] = 2.0, 2.0  # two swing ahead, lifted by the calf
+    alternating = speed_after(legs.flatten(1))
+    legs[:, 1:3, 2] = 0.0  # the same on the ground
+    dragging = speed_after(legs.flatten(1))
+    assert pushing > alternating > dragging
+
+
+def test_a_quadruped_that_lies_down_terminates():
+    envs = quadruped(2)
+    envs.reset([1, 2])
+    lying = torch.zeros(2, 4, 3, dtype=torch.float64)
+    lying[..., 0] = lying[..., 2] = 20.0  # legs spread and folded
+    ended = [envs.step(lying.flatten(1)).terminated for _ in range(50)]
+    assert torch.stack(ended).any(0).all()

@@ -4,7 +4,7 @@ from torch import nn
 
 from ddppo.config.variants import settings_of
 from ddppo.errors import ConfigError
-from ddppo.models.actor_critic import ActorCritic
+from ddppo.models.actor_critic import ActorCritic, random_obs
 from ddppo.models.build import build_model
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 
@@ -160,3 +160,40 @@ def test_a_model_of_ones_own_is_found_by_its_import_path():
 def test_a_model_that_does_not_exist_is_a_config_error_that_says_why(name, message):
     with pytest.raises(ConfigError, match=f"model.name={name}: {message}"):
         model(name=name)
+
+
+# -- Policy and value function that read different arrays (EnvSpec.policy_keys, value_keys).
+
+GROUPS = EnvSpec(
+    {"actor": ArraySpec((3,)), "critic": ArraySpec((2,)), "other": ArraySpec((1,))},
+    ActionSpec("box", (2,)),
+    policy_keys=("actor",),
+    value_keys=("actor", "critic"),
+)
+
+
+def test_the_policy_depends_on_its_own_arrays_only_and_so_does_the_value_function():
+    model = build_model(GROUPS, settings_of("model", hidden_sizes=[8]), 0, torch.float64)
+    obs = random_obs(GROUPS, 5, torch.float64)
+    for x in obs.values():
+        x.requires_grad_()
+    params, values = model(obs)
+    for output, read in ((params, {"actor"}), (values, {"actor", "critic"})):
+        found = torch.autograd.grad(output.square().sum(), list(obs.values()), allow_unused=True)
+        moved = {key for key, x in zip(obs, found, strict=True) if x is not None and x.abs().sum() > 0}
+        assert moved == read
+    assert torch.equal(params, model.action_params(obs))
+    torch.testing.assert_close(values, model.value(obs))
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"shared_trunk": True}, "use model.shared_trunk=false"),
+        ({"memory": "lstm"}, "model.memory=lstm: this task lets its value function read other arrays"),
+        ({"name": "dict"}, "model.name=dict: this task lets its value function read other arrays"),
+    ],
+)
+def test_models_that_read_the_same_for_both_are_refused_such_tasks(settings, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        build_model(GROUPS, settings_of("model", **settings), 0, torch.float32)

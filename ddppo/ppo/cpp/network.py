@@ -15,7 +15,7 @@ import torch
 
 from ddppo import native
 from ddppo.config.settings import Config
-from ddppo.models.actor_critic import MLP, ActorCritic, Obs, flat_obs
+from ddppo.models.actor_critic import MLP, ActorCritic, Obs, flat_obs, is_asymmetric
 from ddppo.models.distributions import num_noise
 from ddppo.spaces import ActionSpec, EnvSpec, leaves
 
@@ -63,6 +63,8 @@ def why_not_native(model: ActorCritic, device: torch.device) -> str | None:
         return "model.squash=tanh squashes its actions"
     if model.is_box and model.log_std is None:
         return "model.log_std=state makes standard deviations an output of the network"
+    if is_asymmetric(model.spec):
+        return "its policy and its value function read different arrays"
     if not all(leaf.is_float for leaf in leaves(model.spec.obs)):
         return "the task observes pixels"
     if model.activation not in _ACTIVATIONS:
