@@ -11,6 +11,8 @@ from types import SimpleNamespace
 import gymnasium as gym
 import torch
 
+from ddppo.envs.tasks.on_device import CartPole
+
 LIMIT, EDGE = 4, 2.0
 
 
@@ -310,3 +312,27 @@ class ManiSkill:
                 "_final_info": ended,
             }
         return obs, carts.rewards.clone(), terminated, truncated, info
+
+
+class RslRlCartPole:
+    """CartPole in rsl_rl's form: a continuous push, of which the sign counts, and the last observation lost."""
+
+    num_actions = 1
+    max_episode_length = 500
+
+    def __init__(self, num_envs, device, seed, max_episode_steps=500):
+        self._task = CartPole(num_envs, device, seed, max_episode_steps)
+        self.num_envs, self.device, self.cfg = num_envs, device, {}
+        self.episode_length_buf = torch.zeros(num_envs, dtype=torch.long, device=device)
+        self._obs = self._task.reset(seed + torch.arange(num_envs, device=device))
+
+    def get_observations(self):
+        return TensorDict({"policy": self._obs}, [self.num_envs])
+
+    def step(self, actions):
+        step = self._task.step((actions[:, 0] > 0).long())
+        self._obs = step.obs
+        ended = step.terminated | step.truncated
+        share = step.truncated.float().mean()
+        extras = {"time_outs": step.truncated.float(), "log": {"/time_outs": share}}
+        return self.get_observations(), step.rewards, ended.long(), extras

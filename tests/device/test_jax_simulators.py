@@ -14,6 +14,7 @@ from ddppo.envs.simulators.jax_simulators import BraxEnvs, GymnaxEnvs, make_brax
 from ddppo.envs.vec_env import EnvNames
 from ddppo.errors import ConfigError, EnvStateError
 from ddppo.spaces import ArraySpec
+from tests.support import door, summary
 
 CPU = torch.device("cpu")
 # Compile for a few steps, not for speed.
@@ -327,3 +328,16 @@ def test_wrapped_environments_are_refused_for_they_lose_last_observations(walker
         walkers(BraxAutoResetWrapper(walker()))
     with pytest.raises(ConfigError, match="SimpleNamespace is no environment of Brax or Playground"):
         walkers(SimpleNamespace())
+
+
+# -- Runs. -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_cartpole_of_gymnax_reaches_475(world_size, gymnax, tmp_path):
+    """Seed 0, its preset of 655,360 steps, 20 deterministic episodes: 20 seconds."""
+    arguments = ["env=gymnax_cartpole", f"dist.world_size={world_size}", "eval.final_episodes=20"]
+    result = door(*arguments, "log.tensorboard=false", "log.progress=none", run_dir=tmp_path / "run")
+    assert result.code == 0, result.stderr
+    assert summary(tmp_path / "run")["eval"]["final"]["return_mean"] >= 475

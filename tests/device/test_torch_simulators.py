@@ -11,6 +11,7 @@ from ddppo.envs.vec_env import EnvNames
 from ddppo.errors import ConfigError, EnvError, EnvStateError
 from ddppo.spaces import ArraySpec, each
 from tests.device.fake_simulators import LIMIT, IsaacLab, ManiSkill, Mjlab, RslRl, RslRl1, RslRl2, oracle
+from tests.support import door, lines, summary
 
 E, CPU = 5, torch.device("cpu")
 NAMES = EnvNames(range(E), 0)
@@ -299,3 +300,28 @@ def test_choices_of_isaac_lab_have_a_dimension_of_their_own():
     envs.reset(SEEDS)
     envs.step(torch.tensor([0, 1, 0, 1, 0]))
     assert seen[0].tolist() == [[-1], [0], [-1], [0], [-1]]
+
+
+# -- Runs. -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_cartpole_in_rsl_rls_form_reaches_475(world_size, tmp_path):
+    """Seed 0, 655,360 steps of 1,024 environments, 20 deterministic episodes: 10 seconds."""
+    arguments = [
+        "env=cartpole_device",
+        "env.id=tests.device.fake_simulators:RslRlCartPole",
+        "env.simulator=rsl_rl",
+        f"dist.world_size={world_size}",
+        "eval.final_episodes=20",
+        "log.tensorboard=false",
+        "log.progress=none",
+    ]
+    result = door(*arguments, run_dir=tmp_path / "run")
+    assert result.code == 0, result.stderr
+    assert "this run can be resumed with new episodes only" in result.stderr
+    assert summary(tmp_path / "run")["eval"]["final"]["return_mean"] >= 475
+    # Few episodes reach the limit at first, and most do at last.
+    shares = [row["user/time_outs"] for row in lines(tmp_path / "run") if "user/time_outs" in row]
+    assert 0 <= shares[0] < shares[-1] < 0.01
