@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import gymnasium as gym
 import torch
 
-from ddppo.envs.tasks.on_device import CartPole
+from ddppo.envs.native_tasks import CartPole
 
 LIMIT, EDGE = 4, 2.0
 
