@@ -319,9 +319,8 @@ class ReplayBuffer:
             if not len(found):
                 continue
             ring, count = int(found[0]), int(counts[place])
-            num_rows = min(int(sizes[place]), self._size)  # fewer if the capacity became smaller
-            end = first[place] + sizes[place]
-            part = slice(end - num_rows, end)
+            num_rows = int(sizes[place])
+            part = slice(first[place], first[place] + num_rows)
             slots = np.arange(count - num_rows, count) % self._size
             at = _tensors(np.full(num_rows, ring), slots)
             for own, saved in zip(leaves(self._obs), _of(state, "obs"), strict=True):
