@@ -1,6 +1,7 @@
 """What holds for all tests.
 
 DDPPO_TEST_ORDER=<seed> shuffles the files and the tests of each file, to show that none needs another before it.
+DDPPO_TEST_CASES=first leaves out all cases of a test but its first.
 """
 
 import atexit
@@ -69,6 +70,12 @@ def pytest_collection_modifyitems(items):
         quick = item.get_closest_marker("quick_cases")
         if quick is not None and item.callspec.id not in quick.args:
             item.add_marker("slow")
+
+    if os.environ.get("DDPPO_TEST_CASES") == "first":
+        # Of the cases that are not slow, if a test has some.
+        cases = sorted(items, key=lambda item: item.get_closest_marker("slow") is not None)
+        firsts = {item.nodeid.partition("[")[0]: item for item in reversed(cases)}
+        items[:] = [item for item in items if firsts[item.nodeid.partition("[")[0]] is item]
 
     if seed := os.environ.get("DDPPO_TEST_ORDER"):
         # A file's tests stay together: they share what the file sets up.
