@@ -1,6 +1,7 @@
 """`ddppo.fragments out=<folder>` writes programs that train as ddppo.train does, and that one can edit."""
 
 import ast
+import itertools
 import re
 import subprocess
 import sys
@@ -63,19 +64,20 @@ def test_programs_train_what_the_run_trains_to_the_bit(programs, tmp_path, topol
     assert found == summary(tmp_path / "run")["params_hash"]
 
 
+SETTINGS = {
+    "normalisers": ("env=pendulum", "ppo.normalize_obs=true", "ppo.normalize_rewards=true"),
+    "eager": ("compile=off", "dtype=float64", "ppo.lr_schedule=linear", "ppo.clip_schedule=linear"),
+    "memory": ("model=gru", "ppo.num_minibatches=1"),
+}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "settings",
-    [
-        ("env=pendulum", "ppo.normalize_obs=true", "ppo.normalize_rewards=true"),
-        ("compile=off", "dtype=float64", "ppo.lr_schedule=linear", "ppo.clip_schedule=linear"),
-        ("model=gru", "ppo.num_minibatches=1"),
-    ],
-    ids=["normalisers", "eager", "memory"],
+    ("topology", "which"),
+    [*itertools.product(("ddp", "sync_actors"), SETTINGS), ("async_actors", "memory")],
 )
-@pytest.mark.parametrize("topology", ["ddp", "sync_actors"])
-def test_so_they_do_with_other_settings(tmp_path, topology, settings):
-    arguments = (*SMALL, *TOPOLOGIES[topology], *settings)
+def test_so_they_do_with_other_settings(tmp_path, topology, which):
+    arguments = (*SMALL, *TOPOLOGIES[topology], *SETTINGS[which])
     written(tmp_path / "programs", *arguments)
     found, _ = trained(tmp_path / "programs")
     result = door(*TINY, *arguments, run_dir=tmp_path / "run")

@@ -25,6 +25,7 @@ from ddppo.distributed.join import join, leave, threads_per_rank
 from ddppo.distributed.topologies.async_actors.connections import ActorConnections, ParameterReply, ReplyHeader
 from ddppo.distributed.topologies.messages import RolloutMessage
 from ddppo.envs.probing.probe import probe
+from ddppo.models.recurrent import Core
 from ddppo.ppo.cpp.learner import CppGae, CppStep
 from ddppo.ppo.cpp.network import CppNetwork
 from ddppo.ppo.learner import Learner, Normalizers
@@ -42,6 +43,10 @@ torch.set_num_threads(threads_per_rank(CONFIG, {{ world_size }}, {{ work }}))
 #: endif
 #: if algorithm
 algorithm = make_algorithm(CONFIG, spec, model)
+#: endif
+#: if recurrence_in_cpp
+for core in [module for module in model.modules() if isinstance(module, Core)]:
+    core.learns_in_cpp = True
 #: endif
 #: if normalize_obs
 obs_normalizer = ObsNormalizer(spec.obs, device, dtype)
