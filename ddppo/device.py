@@ -93,8 +93,9 @@ def resolve(name: str, *, place: int = 0, num_places: int = 1, share: bool = Fal
             f"{' or '.join(dict.fromkeys(('0', str(count - 1))))}, or device=auto"
         )
     if not is_index and name not in ("auto", kind):
+        known = kind if kind in NAMES else "auto"
         raise ConfigError(
-            f"device={name}, but torch sees {_counted(count, kind)} here: use device={kind}, or device=cpu"
+            f"device={name}, but torch sees {_counted(count, kind)} here: use device={known}, or device=cpu"
         )
     # 2. Is there one for each rank?
     num_usable = 1 if is_index else count
@@ -205,6 +206,13 @@ def has_graphs(device: "torch.device") -> bool:
     import torch
 
     return device.type in ("cuda", "xpu") and hasattr(torch.accelerator, "Graph")
+
+
+def wide_dtype(device: "torch.device") -> "torch.dtype":
+    """Return the type in which sums over many samples are kept on the device: float64, or float32 where that is all."""
+    import torch
+
+    return torch.float64 if has_float64(device) else torch.float32
 
 
 @functools.cache

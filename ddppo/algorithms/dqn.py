@@ -163,7 +163,7 @@ class Dqn(Algorithm):
         for batch in self.replay.batches(step, num_owed, settings.batch_size):
             loss, values = self.loss(batch)
             step(loss, batch.num_samples)
-            sums += torch.stack([loss, values]).detach().double().cpu() / batch.num_samples
+            sums += torch.stack([loss, values]).detach().cpu().double() / batch.num_samples
             self.kept["num_updates"] += 1
             if self.kept["num_updates"] % settings.target_period_updates == 0:
                 self.target.load_state_dict(self.model.state_dict())

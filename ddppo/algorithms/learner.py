@@ -17,6 +17,7 @@ import torch
 from ddppo.algorithms.contract import Algorithm, MinibatchRows, Part, Share
 from ddppo.collectives.group import Group
 from ddppo.config.algorithm_settings import TrainingSettings
+from ddppo.device import wide_dtype
 from ddppo.errors import NonFiniteError, TrainingError
 from ddppo.ppo.learner import BETAS, NORM_EPS, GradientSync, Normalizers, Update, adam_state
 from ddppo.ppo.losses import STATISTICS, nan_unless_finite
@@ -233,10 +234,8 @@ class LearnerStep:
                 )
             own = [named[p] for p in sync.parameters.names(part.parameters)]
             self.parts[name] = _PartState(part, slices, own, vector)
-        self._norms = torch.zeros((), dtype=torch.float64, device=vector.device)
-        self._loss = torch.zeros(
-            (), dtype=torch.float64, device=vector.device
-        )  # of the step that made norms NaN
+        self._norms = torch.zeros((), dtype=wide_dtype(vector.device), device=vector.device)
+        self._loss = torch.zeros_like(self._norms)  # of the step that made norms NaN
 
     def begin(self, iteration: int, parts: Mapping[str, Part], step_factor: float) -> None:
         """Begin an iteration with the learning rates of `parts` times `step_factor`."""
@@ -284,9 +283,9 @@ class LearnerStep:
         with torch.no_grad():
             norm = state.sum_gradient_(self.group)
             if loss is not None:
-                value = loss.detach().double() / count
+                value = loss.detach().to(self._loss.dtype) / count
                 self._loss.copy_(torch.where(self._norms.isfinite(), value, self._loss))
-            self._norms += norm.double()
+            self._norms += norm.to(self._norms.dtype)
             if state.part.max_grad_norm < math.inf:
                 scale = (state.part.max_grad_norm / (norm + NORM_EPS)).clamp(max=1.0)
                 for p in state.parameters:
@@ -317,7 +316,8 @@ class LearnerStep:
             )
 
     def sum(self, x: torch.Tensor | float) -> torch.Tensor:
-        value = torch.as_tensor(x, dtype=torch.float64).detach().cpu()
+        x = x.detach().cpu() if isinstance(x, torch.Tensor) else x
+        value = torch.as_tensor(x, dtype=torch.float64)
         return self.group.gather(value.reshape(-1)).sum(dim=0).reshape(value.shape)
 
     def normalized(self, x: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ import torch
 
 from ddppo.algorithms.contract import Step, Transitions
 from ddppo.config.replay_settings import ReplaySettings
+from ddppo.device import wide_dtype
 from ddppo.models.actor_critic import Obs
 from ddppo.spaces import each, leaves
 
@@ -232,15 +233,15 @@ class ReplayBuffer:
             each(lambda to, x, k=k: to[k].copy_(x), next_obs, obs)
             if next_mask is not None:
                 next_mask[k] = mask
-        device = self._device
+        device, wide = self._device, wide_dtype(self._device)
         return Batch(
             num_samples,
             places,
             each(lambda x: x[at].to(device), self._obs),
             self._masks[at].to(device) if self._has_masks else None,
             self._actions[at].to(device),
-            torch.from_numpy(returns).to(device),
-            torch.from_numpy(discounts).to(device),
+            torch.from_numpy(returns).to(device, wide),
+            torch.from_numpy(discounts).to(device, wide),
             each(lambda x: x.to(device), next_obs),
             None if next_mask is None else next_mask.to(device),
         )

@@ -174,7 +174,7 @@ class Sac(Algorithm):
             targets: list[torch.Tensor] = [*self.target.parameters()]
             critics: list[torch.Tensor] = [*self.model.critics.parameters()]
             torch._foreach_lerp_(targets, critics, self.settings.tau)
-        return torch.stack([q_loss, values, policy_loss, -logprobs.sum()]).detach().double().cpu()
+        return torch.stack([q_loss, values, policy_loss, -logprobs.sum()]).detach().cpu().double()
 
     def critic_loss(self, batch: Batch, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return sums over the batch: of half the squared errors of both critics, and of their mean value."""

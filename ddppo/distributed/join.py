@@ -15,6 +15,7 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
+from ddppo.algorithms.known import algorithm_name, algorithm_setting
 from ddppo.collectives.group import Group
 from ddppo.collectives.meeting import Wanted, meet
 from ddppo.collectives.peers import OwnPace, leave_word, note_met
@@ -83,6 +84,11 @@ def check_device(config: Config, device: torch.device) -> None:
     if config.dtype == "float64" and not has_float64(device):
         raise ConfigError(
             f"dtype=float64 with {where}, which computes in float32 at most: use dtype=float32, or device=cpu"
+        )
+    if algorithm_name(config) == "grpo" and not has_float64(device):
+        raise ConfigError(
+            f"{algorithm_setting(config)} with {where}: returns of a group are compared in float64, which it lacks: "
+            "use device=cpu"
         )
     if config.matmul_precision != "highest" and device.type == "cpu":
         raise ConfigError(

@@ -16,7 +16,7 @@ from ddppo.config import rank_rules, rules
 from ddppo.config.model_settings import MODELS
 from ddppo.config.rules import check_remembering
 from ddppo.config.settings import Config
-from ddppo.device import accelerators, described, resolve
+from ddppo.device import accelerators, described, has_float64, resolve
 from ddppo.distributed.gradient_sync import FLAT_BELOW, FlatParameters, FlatSync
 from ddppo.distributed.join import check_collective, check_device, computing_ranks
 from ddppo.distributed.topologies.known import find
@@ -57,7 +57,7 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
     spec = task.spec
     make_sampler(config, spec, shape.num_envs)
     _check_stepping(config, spec, shape)
-    _check_normalized(config, spec)
+    _check_normalized(config, spec, is_far=local_world_size is None)
     # 3. The model, the algorithm and the losses: build them, and try to act and to learn.
     network_warnings = _check_networks(config, spec, shape, local_world_size)
     if (path := model_class(config.model).collector_class) is not None:
@@ -138,8 +138,19 @@ def _check_stepping(config: Config, spec: EnvSpec, shape: BatchShape) -> None:
         imported(backend.check_run)(env, spec, shape.num_envs, num_eval_ranks if evaluates_meanwhile else 0)
 
 
-def _check_normalized(config: Config, spec: EnvSpec) -> None:
-    """Check that normalize_obs has observations to normalise."""
+def _check_normalized(config: Config, spec: EnvSpec, *, is_far: bool) -> None:
+    """Check that normalize_obs has observations to normalise, and in a type that the device has."""
+    is_float64 = any(leaf.dtype == "float64" for leaf in leaves(spec.obs))
+    if (
+        config.training.normalize_obs
+        and is_float64
+        and not is_far
+        and not has_float64(described(config.device))
+    ):
+        raise ConfigError(
+            f"{config.training.section}.normalize_obs=true with device={config.device}, which computes in float32 at "
+            f"most, and {config.env.id} observes float64: use device=cpu, or normalize_obs=false"
+        )
     if config.training.normalize_obs and not any(leaf.is_float for leaf in leaves(spec.obs)):
         what, name = "text; its tokens are names, not numbers", config.training.section
         if not spec.is_text:

@@ -148,7 +148,7 @@ class Environments:
                 getattr(collector, name).astype(kind).tobytes() for name, kind in _EPISODE_ARRAYS.items()
             ]
             if collector.memory is not None:
-                memory = collector.memory.state.double().cpu().numpy().tobytes()
+                memory = collector.memory.state.cpu().double().numpy().tobytes()
 
         # 3. Discounted returns of the environments from which this rank learns.
         discounted = b""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ddppo.device import wide_dtype
 from ddppo.envs.backends.classic_cpp import CppEnvs
 from ddppo.envs.vec_env import End, ObsArrays, Options, VecEnv, check_finite, check_masks
 from ddppo.models.actor_critic import ActorCritic, Obs, raw_dtype, tensor_dtype
@@ -355,7 +356,7 @@ class Collector(RolloutBuffers):
         return Transitions(
             obs=each(lambda x: x[:num_rows], self.obs),
             actions=self.actions[:num_rows],
-            rewards=rewards.to(self.device),
+            rewards=rewards.to(self.device, wide_dtype(self.device)),
             terminated=flags[0],
             truncated=flags[1],
             valid=flags[2],

@@ -23,7 +23,7 @@ from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ddppo.config.algorithm_settings import SurrogateSettings
-from ddppo.device import has_graphs
+from ddppo.device import has_float64, has_graphs
 from ddppo.errors import in_one_line
 from ddppo.models.actor_critic import ActorCritic, EvaluateActions
 from ddppo.native.compiling import NotCompiled, cache_folder, processor
@@ -69,6 +69,8 @@ class CompiledStep:
         records: bool = True,  # whether kernels may be recorded as graphs, where the device can
     ) -> None:
         device = parameters.device
+        if not has_float64(device):
+            raise CannotCompile(f"{device.type} has no float64, in which a compiled step sums")
         self._parameters = parameters
         self._optimizer = optimizer
         self._sum_ = sum_

@@ -17,6 +17,7 @@ import torch
 
 from ddppo.collectives.group import Group
 from ddppo.config.algorithm_settings import SurrogateSettings
+from ddppo.device import wide_dtype
 from ddppo.errors import NonFiniteError
 from ddppo.models.actor_critic import ActorCritic
 from ddppo.models.build import part_of
@@ -228,7 +229,7 @@ class Learner:
         if config.lr_schedule == "adaptive" and warmth == 1.0:
             self._adapt_learning_rate(kl)
         return Update(
-            local_sums=self._sum_in_order(sums.cpu()) if is_ordered else sums[0].cpu().clone(),
+            local_sums=self._sum_in_order(sums.cpu()) if is_ordered else sums[0].cpu().double().clone(),
             num_samples=num_epochs * stats.weight,
             steps=num_steps,
             epochs=num_epochs,
@@ -379,12 +380,12 @@ class EagerStep:
         self.scale = learner.scale
         self.own_terms = terms_of(config.losses)  # of the user's own
         device, num_shards = self.parameters.device, learner.shape.local_num_shards
-        self.sums = torch.zeros(num_shards, len(statistic_names(config)), dtype=torch.float64, device=device)
+        num_statistics, wide = len(statistic_names(config)), wide_dtype(device)
+        self.sums = torch.zeros(num_shards, num_statistics, dtype=wide, device=device)
         self._coefficients = Coefficients.of(config)
         self._max_norm = config.max_grad_norm
-        self._norms = torch.zeros((), dtype=torch.float64, device=device)
-        # Of the step that made the norms NaN.
-        self._loss = torch.zeros((), dtype=torch.float64, device=device)
+        self._norms = torch.zeros((), dtype=wide, device=device)
+        self._loss = torch.zeros_like(self._norms)  # of the step that made the norms NaN
 
     def begin(self, learning_rate: float, clip_coef: float) -> None:
         self.sums.zero_()
@@ -420,7 +421,7 @@ class EagerStep:
                 self.sync.backward_(local_loss * nan_unless_finite(local_loss))
                 with torch.no_grad():
                     sums += torch.stack([*terms.statistics(self._coefficients.clip), *own]) @ weights
-                losses.append(local_loss.detach().double())
+                losses.append(local_loss.detach().to(self._loss.dtype))
 
             # Clip by the norm over all parameters, then Adam.
             gradient = self.parameters.grad
@@ -429,7 +430,7 @@ class EagerStep:
                 loss = sum(losses[1:], losses[0])
                 self._loss.copy_(torch.where(self._norms.isfinite(), loss, self._loss))
                 norm = gradient.norm()
-                self._norms += norm.double()
+                self._norms += norm.to(self._norms.dtype)
                 gradient.mul_((self._max_norm / (norm + NORM_EPS)).clamp(max=1.0))
                 # Adam does nothing while found_inf is 1 (torch.amp.GradScaler's switch). The norms' sum stays NaN from
                 # the first NaN on, so nothing moves for the rest of the iteration; `end` tells the learner.

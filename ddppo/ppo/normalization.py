@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ddppo.device import has_float64
 from ddppo.models.actor_critic import Obs
 from ddppo.spaces import ArraySpec, each, leaves, zipped
 
@@ -27,7 +28,7 @@ _ROUNDING = 1e-12
 
 def moments(x: torch.Tensor) -> torch.Tensor:
     """Return (count, mean, M2) of samples `[n, ...]` as float64 `[3, ...]`; M2 is the sum of squared deviations."""
-    x = x.double()
+    x = x.double() if has_float64(x.device) else x.cpu().double()
     count = torch.full_like(x.sum(dim=0), float(len(x)))
     mean = x.sum(dim=0) / max(len(x), 1)
     return torch.stack([count, mean, (x - mean).square().sum(dim=0)])
@@ -100,7 +101,7 @@ class ObsNormalizer:
         far = _far(cast, rounding=0.0)
         if not far.any():
             return cast
-        exact = moments(torch.cat([x.double() for x in flat], 1)).cpu()
+        exact = moments(torch.cat(flat, 1)).cpu()
         return torch.where(far & (exact[2] > exact[0] * (_ROUNDING * exact[1]).square()), exact, cast)
 
     def moments_of_shards(self, obs: Obs, valid: torch.Tensor, num_shards: int) -> torch.Tensor:
@@ -172,15 +173,19 @@ class RewardNormalizer:
         self.state = torch.zeros(3, dtype=torch.float64)
         self._gamma = gamma
         self._num_shards = num_shards  # moments are computed for each shard of the rank's environments
-        # g [E] of the episodes under way. It stays on the rank that learns from these environments.
-        self.discounted = torch.zeros(num_envs, dtype=torch.float64, device=device)
+        # g [E] of the episodes under way. It stays on the rank that learns from these environments; on the CPU if the
+        # device has no float64.
+        place = device if has_float64(device) else torch.device("cpu")
+        self.discounted = torch.zeros(num_envs, dtype=torch.float64, device=place)
 
     def __call__(
         self, rewards: torch.Tensor, ended: torch.Tensor, valid: torch.Tensor, gather: Gather
     ) -> torch.Tensor:
         """Update the moments with this rollout, then return scaled rewards `[T, E]`. One collective."""
         # 1. Discounted returns of every row, on from those before the rollout.
-        discounted = torch.empty(rewards.shape, dtype=torch.float64, device=rewards.device)
+        given, place = rewards, self.discounted.device
+        rewards, ended, valid = rewards.to(place), ended.to(place), valid.to(place)
+        discounted = torch.empty(rewards.shape, dtype=torch.float64, device=place)
         decay = torch.full_like(discounted, self._gamma).masked_fill_(~valid, 1.0)
         for t in range(len(rewards)):
             discounted[t] = rewards[t] + decay[t] * self.discounted
@@ -192,4 +197,4 @@ class RewardNormalizer:
         self.state = merge_moments(torch.stack([self.state, merged]))
         # 3. Scale, without subtracting a mean: that would change which policy is best.
         scale = (variance(self.state) + 1e-8).rsqrt().item()
-        return (rewards * scale).clamp(-10.0, 10.0)
+        return (given * scale).clamp(-10.0, 10.0)

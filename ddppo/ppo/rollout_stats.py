@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from ddppo.config.algorithm_settings import SurrogateSettings
+from ddppo.device import wide_dtype
 from ddppo.ppo.advantages import Estimates
 from ddppo.ppo.minibatches import EpochPlan, MinibatchSource, only
 from ddppo.ppo.normalization import Gather, ObsNormalizer, merge_moments, variance
@@ -64,7 +65,9 @@ def reduce_rollout_stats(
         "moments": np.zeros((1, 9)) if own is None else own.numpy().reshape(-1, 9),
     }
     if estimates.counts is not None:
-        columns["weight"] = np.array([[estimates.weights.sum(dtype=torch.float64).item()]])
+        columns["weight"] = np.array(
+            [[estimates.weights.sum(dtype=wide_dtype(estimates.weights.device)).item()]]
+        )
     if obs_normalizer is not None:
         by_shard = obs_normalizer.moments_of_shards(rollout.raw_obs, rollout.valid.cpu(), num_shards)
         columns["obs_moments"] = by_shard.flatten(1).numpy()  # [S, 3, n] -> [S, 3 * n]

@@ -158,4 +158,5 @@ def compared(*overrides):
         "metrics": apart,
         "copies": Counter(f"{each.op} {each.where}" for each in copies[-1]),
         "num_iterations": len(copies),
+        "memory": all("dist/device_memory" in each for each in sim_metrics),
     }

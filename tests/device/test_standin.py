@@ -11,7 +11,7 @@ import torch
 from ddppo.records import checkpoint
 from tests.device import checks
 from tests.device.support import called_on_standin, on_standin
-from tests.support import TINY, door, lines, summary
+from tests.support import CHECKOUT, TINY, door, lines, summary
 
 
 def test_a_network_learns_on_the_stand_in_to_the_bits_of_the_cpu():
@@ -59,33 +59,49 @@ PICTURE = ("env=gym", "env.id=tests.golden.golden_parts:golden/Picture-v0", "mod
            "model.conv_layers=[[4,4,2],[8,3,1]]")  # fmt: skip
 CONTRACT = ("algorithm.rollout_steps=8", "algorithm.total_steps=96")
 REPLAY = (*CONTRACT, "algorithm.learning_starts=32", "algorithm.batch_size=16")
-# Of each: the settings, the steps of a rollout, and the host copies of an iteration beyond those of its steps.
+# Of each: the settings; the steps of an iteration; and its host copies, of each step and beside those, as the table of
+# docs/devices.md has them.
 CASES = {
-    "ppo": (("env=cartpole", *PPO, "eval.final_episodes=2"), 16, 12),
-    "normalisers": (("env=pendulum", "ppo.normalize_obs=true", "ppo.normalize_rewards=true", *PPO), 2 * 16, 15),
-    "masks": (("env=cartpole_masked", "model=mlp", *SHORT), 8, 12),
-    "gru": (("env=cartpole", "model=gru", "model.memory_size=8", *SHORT), 8, 14),
-    "lstm": (("env=cartpole", "model=lstm", "model.memory_size=8", *SHORT), 8, 14),
-    "pixels": ((*PICTURE, *SHORT), 8, 12),
-    # Fills memory that nothing has written with actions that do not exist.
+    "ppo": (("env=cartpole", *PPO, "eval.final_episodes=2"), 16, 1, 11),
+    "normalisers": (("env=pendulum", "ppo.normalize_obs=true", "ppo.normalize_rewards=true", *PPO), 16, 2, 14),
+    "masks": (("env=cartpole_masked", "model=mlp", *SHORT), 8, 1, 11),
+    "gru": (("env=cartpole", "model=gru", "model.memory_size=8", *SHORT), 8, 1, 13),
+    "lstm": (("env=cartpole", "model=lstm", "model.memory_size=8", *SHORT), 8, 1, 13),
+    "pixels": ((*PICTURE, *SHORT), 8, 1, 11),
+    # Episodes end before the rollout does. deterministic=true fills memory that nobody has written with actions that
+    # do not exist.
     "grpo": (("env=cartpole", "ppo=grpo", "ppo.group_size=2", "env.max_episode_steps=8", "deterministic=true",
-              "ppo.rollout_steps=12", "ppo.total_steps=80", "ppo.num_minibatches=1", "ppo.num_epochs=1"), 12, 16),
-    "reinforce": (("env=cartpole", "algorithm=reinforce", *CONTRACT), 8, 14),
-    "dqn": (("env=cartpole", "algorithm=dqn", *REPLAY), 2 * 8, 30),
+              "ppo.rollout_steps=12", "ppo.total_steps=80", "ppo.num_minibatches=1", "ppo.num_epochs=1"), 8, 1, 18),
+    "reinforce": (("env=cartpole", "algorithm=reinforce", *CONTRACT), 8, 1, 13),
+    "dqn": (("env=cartpole", "algorithm=dqn", *REPLAY), 8, 2, 29),
     "sac": (("env=pendulum", "algorithm=sac", *REPLAY, "algorithm.rollout_steps=4", "algorithm.total_steps=48",
-             "model.hidden_sizes=[16]"), 2 * 4 + 16, 20),
+             "algorithm.updates_per_step=0.25", "model.hidden_sizes=[16]"), 4, 2, 22),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_one_rank_learns_there_what_it_learns_on_the_cpu(case):
-    settings, of_steps, of_iteration = CASES[case]
+    settings, num_steps, of_step, of_iteration = CASES[case]
     found = called_on_standin(checks.compared, *settings)
     assert found["num_iterations"] > 1
     assert found["parameters"] < 1e-6, found["metrics"]
     assert max(found["metrics"].values()) < 1e-3, found["metrics"]
-    num_copies = sum(found["copies"].values())
-    assert of_steps < num_copies <= of_steps + of_iteration, found["copies"]
+    # The memory is reported, and the host waits no more often than the page says.
+    assert num_steps < sum(found["copies"].values()) <= num_steps * of_step + of_iteration, found["copies"]
+    assert found["memory"]
+
+
+def test_the_page_states_these_numbers():
+    page = (CHECKOUT / "docs" / "devices.md").read_text()
+    for case, (_, _, of_step, of_iteration) in CASES.items():
+        assert f"| {case} | {of_step} | {of_iteration} |" in page
+
+
+@pytest.mark.parametrize("case", ["normalisers", "lstm", "dqn"])
+def test_a_device_without_float64_differs_by_rounding_alone(case):
+    found = called_on_standin(checks.compared, *CASES[case][0], STANDIN_WITHOUT_FLOAT64="1")
+    assert found["parameters"] < 1e-6, found["metrics"]
+    assert max(found["metrics"].values()) < 1e-3, found["metrics"]
 
 
 # -- Commands: runs, whose ranks may be many, and what is done with them afterwards.
@@ -178,11 +194,17 @@ def test_two_ranks_share_no_device_unless_they_are_told_to(tmp_path):
             "device=1",
             "device=1: this machine has 1 sim device, numbered from 0: use device=0, or device=auto",
         ),
-        ("device=cuda", "device=cuda, but torch sees 1 sim device here: use device=sim, or device=cpu"),
+        ("device=cuda", "device=cuda, but torch sees 1 sim device here: use device=auto, or device=cpu"),
         ("dtype=float64", "dtype=float64 with device=auto, here sim, which computes in float32 at most"),
+        (
+            "ppo=grpo ppo.group_size=2",
+            "returns of a group are compared in float64, which it lacks: use device=cpu",
+        ),
     ],
 )
 def test_a_device_that_does_not_fit_is_refused(setting, why, tmp_path):
-    done = on_standin("ddppo.train", *RUN, setting, run_dir=tmp_path / "run", STANDIN_WITHOUT_FLOAT64="1")
+    done = on_standin(
+        "ddppo.train", *RUN, *setting.split(), run_dir=tmp_path / "run", STANDIN_WITHOUT_FLOAT64="1"
+    )
     assert done.code == 2
     assert why in done.stderr

@@ -319,4 +319,4 @@ class RewardsByActor(RewardNormalizer):
         return scaled
 
     def _zeros(self, num_envs: int) -> torch.Tensor:
-        return torch.zeros(num_envs, dtype=torch.float64, device=self._device)
+        return self.discounted.new_zeros(num_envs)
