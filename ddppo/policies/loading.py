@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import yaml
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 
 from ddppo.config import stored
 from ddppo.config.settings import Config, EnvConfig
@@ -18,7 +18,7 @@ from ddppo.errors import ConfigError, RunFolderError
 from ddppo.loop.evaluation import Policy
 from ddppo.loop.evaluation import load_policy as policy_of
 from ddppo.records import checkpoint
-from ddppo.spaces import ArraySpec
+from ddppo.spaces import ArraySpec, each
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +82,8 @@ def spaces(env: EnvConfig, spec: EnvSpec) -> tuple[gym.Space, gym.Space]:
     if env.is_ale:
         assert isinstance(spec.obs, ArraySpec)
         return Box(0, 255, spec.obs.shape, np.uint8), Discrete(spec.action.sizes[0])
+    if env.backend == "device":
+        return spaces_on_device(spec)
     if env.urls:
         raise ConfigError(
             f"env.urls={','.join(env.urls)}: {env.id} is made by servers, which do not tell its spaces: use "
@@ -92,6 +94,25 @@ def spaces(env: EnvConfig, spec: EnvSpec) -> tuple[gym.Space, gym.Space]:
         return made.task.observation_space, made.task.action_space
     finally:
         made.close()
+
+
+def spaces_on_device(spec: EnvSpec) -> tuple[gym.Space, gym.Space]:
+    """Return spaces of observations and actions with the shapes of a spec; bounds of observations are unknown."""
+
+    def box(leaf: ArraySpec) -> gym.Space:
+        is_pixels = leaf.dtype == "uint8"
+        low, high = (0, 255) if is_pixels else (-np.inf, np.inf)
+        return Box(low, high, leaf.shape, np.dtype(leaf.dtype).type)
+
+    boxes = each(box, spec.obs)
+    action = spec.action
+    if action.kind == "box":
+        low, high = (np.array(x, np.float32) if x else np.inf for x in (action.low, action.high))
+        acts: gym.Space = Box(low if action.low else -np.inf, high, action.shape, np.float32)
+    else:
+        kinds = {"discrete": Discrete, "multi_discrete": MultiDiscrete, "multi_binary": MultiBinary}
+        acts = kinds[action.kind](action.sizes if action.kind == "multi_discrete" else action.sizes[0])
+    return Dict(boxes) if isinstance(boxes, dict) else boxes, acts
 
 
 def refuse_text(trained: Trained, what: str) -> None:

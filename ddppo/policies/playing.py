@@ -26,8 +26,10 @@ from ddppo.envs.probing.probe import make_env
 from ddppo.errors import ConfigError, EnvError, TrainingError, in_one_line
 from ddppo.package import install_command
 from ddppo.policies.acting import LoadedPolicy
+from ddppo.policies.loading import spaces_on_device
 from ddppo.policies.pictures import Film, check_pictures
 from ddppo.seeding import derived_seed
+from ddppo.spaces import each
 
 _COUNTS = "ddppo.counts"  # key in the infos of a Game: whether the step was a transition
 _ZOOM = 4  # enlargement of a game's observation, 84 x 84 pixels
@@ -79,10 +81,39 @@ class Game(gym.Env):
         self._envs.close()
 
 
+class OnDevice(gym.Env):
+    """One environment that lives on a device, here on the CPU. It draws no pictures."""
+
+    def __init__(self, env: EnvConfig, render_mode: str | None = None) -> None:
+        if render_mode is not None:
+            raise ConfigError(
+                f"env.id={env.id} lives on a device (env.backend=device) and draws no pictures: use ddppo.evaluate, or "
+                "the simulator's own viewer"
+            )
+        self._envs = make_eval_env(env, 1)
+        self.observation_space, self.action_space = spaces_on_device(self._envs.spec)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        assert seed is not None
+        return each(lambda x: x[0], self._envs.reset([seed])[0]), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        step = self._envs.step(np.asarray(action)[None])
+        obs = each(lambda x: x[0], step.final_obs if len(step.ended) else step.obs)
+        return obs, float(step.rewards[0]), bool(step.terminated[0]), bool(step.truncated[0]), {}
+
+    def close(self) -> None:
+        self._envs.close()
+
+
 def task_of(env: EnvConfig, render_mode: str | None = None) -> gym.Env:
     """Make the task with its own spaces. Raises ConfigError if it cannot be made."""
     if env.is_ale:
         return Game(env)
+    if env.backend == "device":
+        return OnDevice(env, render_mode)
     return PlainAnswers(make_env(env, render_mode).task)
 
 

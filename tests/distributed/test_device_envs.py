@@ -63,3 +63,18 @@ def test_cartpole_on_a_device_reaches_475(world_size, tmp_path):
     result = door(*arguments, run_dir=tmp_path / "run")
     assert result.code == 0, result.stderr
     assert summary(tmp_path / "run")["eval"]["final"]["return_mean"] >= 475
+
+
+def test_a_quadruped_is_learned_from_alike_by_any_number_of_ranks_logs_its_metrics_and_is_exported(tmp_path):
+    one, two = (
+        trained(tmp_path / f"{w}", "env=quadruped", "ppo=quadruped", *SIZES, f"dist.world_size={w}")
+        for w in (1, 2)
+    )
+    assert largest_difference(one["model"], two["model"]) < 1e-10
+    for first, second in zip(lines(tmp_path / "1"), lines(tmp_path / "2")[::2], strict=True):
+        assert 0.2 < first["user/height"] < 0.4
+        assert first["user/velocity_error"] == pytest.approx(second["user/velocity_error"], rel=1e-5)
+    exported = door(f"run={tmp_path / '1'}", run_dir=tmp_path / "1", module="ddppo.export")
+    assert exported.code == 0, exported.stderr
+    pictures = door(f"run={tmp_path / '1'}", run_dir=tmp_path / "1", module="ddppo.enjoy")
+    assert "draws no pictures" in pictures.stderr
