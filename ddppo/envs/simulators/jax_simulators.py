@@ -149,8 +149,11 @@ class JaxEnvs(SimulatorEnvs):
         return self._groups(self._start(seeds))
 
     def step(self, actions: torch.Tensor) -> TensorStep:
-        # JAX may read the tensor later, and keep it in its state: give it a copy of its own.
-        chosen = self._actions(actions.detach()).clone()
+        # JAX may read the tensor later, and keep it in its state: give it a copy of its own. It would convert int64 by
+        # a call of its own, which takes as long as a step.
+        chosen = self._actions(actions.detach())
+        kind = chosen.dtype if chosen.is_floating_point() else torch.int32
+        chosen = chosen.to(kind, copy=True)
         self._carry, out = self._advance(self._carry, self._jax.dlpack.from_dlpack(chosen))
         rewards, terminated, truncated, final, metrics = self._tensors(out)
         return TensorStep(
