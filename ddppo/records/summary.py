@@ -10,7 +10,6 @@ import os
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ddppo.config.settings import Config
+from ddppo.config.stored import in_effect
 from ddppo.records.metrics import TIME_NAMES, WAIT_NAMES, IterationReport
 from ddppo.records.provenance import git_state, machine, versions
 from ddppo.scaling import BatchShape
@@ -167,7 +167,7 @@ class SummaryBuilder:
             "task": self.task,
             **self.sampler_parts,
             "derived": sizes(shape) | self._derived,
-            "config": asdict(self._config),
+            "config": in_effect(self._config),
             "versions": versions(),
             **self._commit,
             "machine": machine(gpu=device if device != "cpu" else None),

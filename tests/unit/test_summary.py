@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from ddppo.config.algorithm_settings import ReinforceSettings
 from ddppo.config.rules import validate
 from ddppo.config.settings import Config
 from ddppo.files import write_json
@@ -193,6 +194,15 @@ def test_the_summary_has_every_promised_key(tmp_path):
     assert read["machine"]["cores"] >= 1
     assert read["schema_version"] == 1
     assert read["started_at"] <= read["finished_at"]
+
+
+def test_the_summary_of_another_algorithm_has_no_settings_of_ppo():
+    of_reinforce = config()
+    of_reinforce.algorithm = ReinforceSettings(name="reinforce")
+    built = SummaryBuilder(of_reinforce, validate(of_reinforce), {}, 0).build(status="completed")
+    assert "ppo" not in built["config"]
+    assert built["config"]["algorithm"]["name"] == "reinforce"
+    assert "ppo" in builder().build(status="completed")["config"]
 
 
 def test_no_evaluation_is_null():
