@@ -227,12 +227,12 @@ class ReplayBuffer:
         at, after = _tensors(rings, rows % self._size), _tensors(rings, (last + 1) % self._size)
         next_obs = each(lambda x: x[after], self._obs)
         next_mask = self._masks[after] if self._has_masks else None
-        own = self._ended[rings, last % self._size] | (last == self._counts[rings] - 1)
-        for k in np.nonzero(own)[0]:
-            obs, mask = self._after[rings[k]][last[k]]
-            each(lambda to, x, k=k: to[k].copy_(x), next_obs, obs)
+        (own,) = np.nonzero(self._ended[rings, last % self._size] | (last == self._counts[rings] - 1))
+        if len(own):
+            kept, to = [self._after[rings[k]][last[k]] for k in own], torch.from_numpy(own)
+            each(lambda all, *x: all.index_copy_(0, to, torch.stack(x)), next_obs, *(obs for obs, _ in kept))
             if next_mask is not None:
-                next_mask[k] = mask
+                next_mask[to] = torch.stack([mask for _, mask in kept if mask is not None])
         device, wide = self._device, wide_dtype(self._device)
         return Batch(
             num_samples,

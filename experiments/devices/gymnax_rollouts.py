@@ -22,13 +22,13 @@ from rejax import get_algo  # noqa: E402
 
 from ddppo.config.variants import settings_of  # noqa: E402
 from ddppo.device_random import action_noise  # noqa: E402
+from ddppo.distributed.gradient_sync import FlatParameters  # noqa: E402
 from ddppo.envs.backends.device import DeviceEnvs  # noqa: E402
 from ddppo.envs.simulators.jax_simulators import GymnaxEnvs, make_gymnax  # noqa: E402
 from ddppo.envs.vec_env import EnvNames  # noqa: E402
 from ddppo.models.build import build_model  # noqa: E402
 from ddppo.ppo.cpp.network import CppNetwork  # noqa: E402
 from ddppo.ppo.device_collector import DeviceCollector  # noqa: E402
-from ddppo.distributed.gradient_sync import FlatParameters  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -39,9 +39,7 @@ def ours(num_envs, *, in_cpp):
     simulator = GymnaxEnvs(make_gymnax("CartPole-v1", num_envs, CPU, 0), num_envs, CPU, names, 0)
     envs = DeviceEnvs(simulator, names)
     model = build_model(envs.spec, settings_of("model"), 0, torch.float32)
-    collector = DeviceCollector(
-        envs, model, None, rollout_steps=STEPS, first_env=0, dtype=torch.float32
-    )
+    collector = DeviceCollector(envs, model, None, rollout_steps=STEPS, first_env=0, dtype=torch.float32)
     if in_cpp:
         collector.use_cpp(CppNetwork(model, envs.spec, FlatParameters(model).vector))
     collector.reset(range(num_envs))
@@ -87,7 +85,9 @@ def theirs(num_envs):
 
 def main():
     torch.set_num_threads(1)
-    print("environments | ours, C++ policy | ours, eager | rejax, steps/s | rejax / ours, C++ | rejax / ours, eager")
+    print(
+        "environments | ours, C++ policy | ours, eager | rejax, steps/s | rejax / ours, C++ | rejax / ours, eager"
+    )
     for num_envs in map(int, sys.argv[1:] or ("64", "256", "1024", "4096")):
         ways = [ours(num_envs, in_cpp=True), ours(num_envs, in_cpp=False), theirs(num_envs)]
         seconds = [[] for _ in ways]
