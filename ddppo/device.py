@@ -229,6 +229,20 @@ def has_float64(device: "torch.device") -> bool:
     return True
 
 
+def in_words(name: str, device: "torch.device") -> str:
+    """Return the setting, and the kind of device that it means here unless it says so."""
+    return f"device={name}" + (f", here {device.type}" if name != device.type else "")
+
+
+def check_dtype(dtype: str, name: str, device: "torch.device") -> None:
+    """Raise ConfigError if the device that the setting `name` means cannot compute in the model's type."""
+    if dtype == "float64" and not has_float64(device):
+        raise ConfigError(
+            f"dtype=float64 with {in_words(name, device)}, which computes in float32 at most: use dtype=float32, or "
+            "device=cpu"
+        )
+
+
 def set_numerics(matmul_precision: str, *, deterministic: bool) -> None:
     """Set how torch multiplies float32 matrices, and whether it may use kernels whose results vary from run to run.
 

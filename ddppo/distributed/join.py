@@ -25,8 +25,10 @@ from ddppo.device import (
     BACKENDS,
     accelerators,
     backend_of,
+    check_dtype,
     has_ddp,
     has_float64,
+    in_words,
     resolve,
     select,
     set_numerics,
@@ -80,11 +82,8 @@ def device_of_rank(config: Config, rank: int, local_rank: int, local_world_size:
 
 def check_device(config: Config, device: torch.device) -> None:
     """Raise ConfigError for settings that this kind of device does not have."""
-    where = f"device={config.device}" + (f", here {device.type}" if config.device != device.type else "")
-    if config.dtype == "float64" and not has_float64(device):
-        raise ConfigError(
-            f"dtype=float64 with {where}, which computes in float32 at most: use dtype=float32, or device=cpu"
-        )
+    where = in_words(config.device, device)
+    check_dtype(config.dtype, config.device, device)
     if algorithm_name(config) == "grpo" and not has_float64(device):
         raise ConfigError(
             f"{algorithm_setting(config)} with {where}: returns of a group are compared in float64, which it lacks: "

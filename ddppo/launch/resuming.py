@@ -39,6 +39,8 @@ _MAY_CHANGE = (
     "run.",
     "on_nonfinite",
     "device",
+    "matmul_precision",
+    "deterministic",
     "compile",
     "target_return",
     "resume_state",

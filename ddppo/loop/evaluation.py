@@ -20,7 +20,7 @@ import torch
 from ddppo.algorithms.build import build_networks
 from ddppo.collectives.group import gather_bytes
 from ddppo.config.settings import Config
-from ddppo.device import resolve
+from ddppo.device import check_dtype, resolve
 from ddppo.distributed.topologies.base import RankContext, Topology
 from ddppo.distributed.topologies.known import find
 from ddppo.envs.make import make_eval_env
@@ -151,6 +151,7 @@ def load_policy(config: Config, state: dict[str, Any]) -> Policy:
     policy was trained on. config.other_spaces=true allows such differences.
     """
     spec, device, dtype = probe(config.env), resolve(config.device), getattr(torch, config.dtype)
+    check_dtype(config.dtype, config.device, device)
     if not config.other_spaces and (found := differences(state.get("spaces"), spec.spaces)):
         raise RunFolderError(
             f"{config.env.id} is not the task that the checkpoint of iteration {state['iteration']} was trained on: "

@@ -189,7 +189,10 @@ class Gaussian:
         self.log_std = log_std
 
     def sample(self, noise: torch.Tensor) -> torch.Tensor:
-        return self.mean.cpu() + self.log_std.exp().cpu() * noise
+        mean, std = self.mean, self.log_std.exp()
+        if not mean.is_cpu:
+            mean, std = torch.stack(torch.broadcast_tensors(mean, std)).cpu()  # one copy, not two
+        return mean + std * noise
 
     def sample_on_device(self, noise: torch.Tensor) -> torch.Tensor:
         return torch.addcmul(self.mean, self.log_std.exp(), noise)

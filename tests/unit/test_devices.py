@@ -9,13 +9,16 @@ import torch.distributed as dist
 
 from ddppo import device
 from ddppo.collectives.meeting import Wanted, _description
+from ddppo.config.algorithm_settings import GrpoSettings
 from ddppo.config.rules import validate
 from ddppo.config.settings import Config, EnvConfig
 from ddppo.config.variants import settings_of
 from ddppo.distributed.join import check_collective, device_of_rank
 from ddppo.errors import ConfigError
-from ddppo.launch.checks import check_machine
+from ddppo.launch.checks import _check_normalized, check_machine
+from ddppo.loop.evaluation import load_policy
 from ddppo.records.timing import IterationClock
+from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 from tests.support import CHECKOUT
 
 
@@ -36,7 +39,8 @@ def machine(monkeypatch):
         monkeypatch.setattr(torch, "get_device_module", lambda *_: SimpleNamespace(**functions))
         monkeypatch.setattr(dist, "is_nccl_available", lambda: kind == "cuda")
         monkeypatch.setattr(dist, "is_xccl_available", lambda: kind == "xpu", raising=False)
-        monkeypatch.setattr("ddppo.distributed.join.has_float64", lambda where: where.type != "mps")
+        for module in ("ddppo.device", "ddppo.distributed.join", "ddppo.launch.checks"):
+            monkeypatch.setattr(f"{module}.has_float64", lambda where: where.type != "mps")
 
     return put
 
@@ -197,6 +201,24 @@ def test_float64_is_refused_where_the_device_has_none(machine):
         "dtype=float64 with device=mps, which computes in float32 at most: use dtype=float32, or device=cpu"
     )
     assert "with device=0, here mps" in refusal(check_machine, replace(config, device="0"), 1)
+    assert "dtype=float64 with device=mps" in refusal(load_policy, config, {})
+
+
+def test_observations_in_float64_are_not_normalised_where_the_device_has_none(machine):
+    machine("mps", 1)
+    config = settings(world_size=1, name="mps")
+    config.ppo.normalize_obs = True
+    spec = EnvSpec(ArraySpec((3,), "float64"), ActionSpec("discrete", (2,)))
+    assert (
+        "ppo.normalize_obs=true with device=mps, which computes in float32 at most, and CartPole-v1 observes"
+        in (refusal(_check_normalized, config, spec, is_far=False))
+    )
+
+
+def test_grpo_is_refused_where_the_device_has_no_float64(machine):
+    machine("mps", 1)
+    config = replace(settings(world_size=1, name="mps"), ppo=GrpoSettings())
+    assert "returns of a group are compared in float64, which it lacks" in refusal(check_machine, config, 1)
 
 
 def test_two_ranks_on_one_mps_device_are_refused_and_so_are_its_collectives(machine):
