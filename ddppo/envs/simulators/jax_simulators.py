@@ -247,7 +247,7 @@ def jax_device(jax: Any, device: torch.device) -> Any:
     except RuntimeError as e:
         raise ConfigError(
             f"this rank computes on {device}, and JAX sees no {device.type}, only {jax.default_backend()}: set "
-            f"device=cpu, or {program('pip')} install 'jax[cuda12]' for a GPU of NVIDIA"
+            "device=cpu, or install JAX for this accelerator: https://docs.jax.dev/en/latest/installation.html"
         ) from e
     index = device.index or 0
     if index >= len(found):
