@@ -35,10 +35,27 @@ def bits(seed: Counter, purpose: str, *counters: Counter) -> torch.Tensor:
     return h
 
 
+def stream(keys: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Return the bits at `places`, int64, of the streams with these `keys`, which `bits` made; both broadcast."""
+    found = _absorbed(keys, places)
+    assert isinstance(found, torch.Tensor)
+    return found
+
+
 def uniform(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return uniform numbers on [0, 1) from `bits`: multiples of 2^-24, or 2^-53 in float64."""
     num_bits = 53 if dtype == torch.float64 else 24
     return _shifted(x, 64 - num_bits).to(dtype).mul_(2.0**-num_bits)
+
+
+def uniform_pairs(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return two uniform numbers from each of `bits` `[..., n]`, as `[..., 2 n]`: multiples of 2^-24, or 2^-32.
+
+    The first n are made of the first bits, the others of the last. It takes half the time of `uniform`.
+    """
+    num_bits = 32 if dtype == torch.float64 else 24
+    pairs = torch.cat([_shifted(x, 64 - num_bits), x & (2**num_bits - 1)], dim=-1)
+    return pairs.to(dtype).mul_(2.0**-num_bits)
 
 
 def normal(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

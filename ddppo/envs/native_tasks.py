@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from ddppo.device_random import bits, uniform
+from ddppo.device_random import bits, stream, uniform_pairs
 from ddppo.envs.tensor_env import TensorStep
 from ddppo.models.actor_critic import Obs
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
@@ -37,11 +37,12 @@ class DeviceTask(ABC):
         self.device = torch.device(device)
         self.dtype: torch.dtype = getattr(torch, dtype)
         self._limit = max_episode_steps
-        # [E] int64. The first state of an episode follows from the seed of its environment and the episode's number.
-        self._seeds, self._episodes, self._steps = (
+        # [E] int64. The numbers that begin an episode are those of its environment's stream from its place on.
+        self._keys, self._places, self._steps = (
             torch.zeros(num_envs, dtype=torch.int64, device=self.device) for _ in range(3)
         )
-        self._numbers = torch.arange(self.num_uniforms, device=self.device)
+        self._num_drawn = -(-self.num_uniforms // 2)  # two numbers from each 64 bits
+        self._numbers = torch.arange(self._num_drawn, device=self.device)
         self._state = torch.empty(0)  # [E, S], made by `reset`
 
     # -- The equations of a task.
@@ -67,8 +68,8 @@ class DeviceTask(ABC):
     # -- TensorVecEnv.
 
     def reset(self, seeds: torch.Tensor) -> Obs:
-        self._seeds.copy_(seeds)
-        self._episodes.zero_()
+        self._keys.copy_(bits(seeds.to(self.device), "episode"))
+        self._places.zero_()
         self._steps.zero_()
         self._state = self._first_states()
         return self.observe(self._state)
@@ -78,8 +79,8 @@ class DeviceTask(ABC):
         truncated = self._steps.add_(1) >= self._limit
         ended = terminated | truncated
         # Every environment gets a first state, and those whose episode ended take it: a mask instead of a list.
-        self._episodes.add_(ended)
-        self._steps.mul_(~ended)
+        self._places.add_(ended, alpha=self._num_drawn)
+        self._steps.masked_fill_(ended, 0)
         torch.where(ended[:, None], self._first_states(), state, out=self._state)
         return TensorStep(
             self.observe(self._state),
@@ -93,14 +94,14 @@ class DeviceTask(ABC):
     def state(self) -> dict[str, Any]:
         return {
             "state": self._state,
-            "seeds": self._seeds,
-            "episodes": self._episodes,
+            "keys": self._keys,
+            "places": self._places,
             "steps": self._steps,
         }
 
     def restore(self, state: Mapping[str, Any]) -> Obs:
         self._state = state["state"].to(self.device, self.dtype, copy=True)
-        for own, name in ((self._seeds, "seeds"), (self._episodes, "episodes"), (self._steps, "steps")):
+        for own, name in ((self._keys, "keys"), (self._places, "places"), (self._steps, "steps")):
             own.copy_(state[name])
         return self.observe(self._state)
 
@@ -108,8 +109,8 @@ class DeviceTask(ABC):
         """Do nothing."""
 
     def _first_states(self) -> torch.Tensor:
-        drawn = bits(self._seeds[:, None], "episode", self._episodes[:, None], self._numbers)
-        return self.begin(uniform(drawn, self.dtype))
+        drawn = stream(self._keys[:, None], self._places[:, None] + self._numbers)
+        return self.begin(uniform_pairs(drawn, self.dtype)[:, : self.num_uniforms])
 
 
 class CartPole(DeviceTask):

@@ -335,15 +335,6 @@ class _HostCopy:
         base, base_steps = np.zeros(num_envs), np.zeros(num_envs, np.int64)
         base[envs], base_steps[envs] = totals, steps  # the last of several ends stays
         returns[:], lengths[:] = so_far[-1] - base, steps_so_far[-1] - base_steps
-        return [
-            FinishedEpisode(t, first_env + i, total, length)
-            for t, i, total, length in sorted(
-                zip(
-                    rows.tolist(),
-                    envs.tolist(),
-                    episode_returns.tolist(),
-                    episode_lengths.tolist(),
-                    strict=True,
-                )
-            )
-        ]
+        order = np.lexsort((envs, rows))
+        columns = (x[order].tolist() for x in (rows, envs + first_env, episode_returns, episode_lengths))
+        return list(map(FinishedEpisode, *columns))

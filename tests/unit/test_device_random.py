@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from ddppo.device_random import action_noise, bits, normal, uniform
+from ddppo.device_random import action_noise, bits, normal, stream, uniform, uniform_pairs
 
 CPU = torch.device("cpu")
 
@@ -89,3 +89,15 @@ def test_neighbouring_steps_environments_and_numbers_are_not_correlated(dim, is_
     size = x.shape[dim] - 1
     products = x.narrow(dim, 0, size) * x.narrow(dim, 1, size)
     assert abs(products.mean()) < 4 / math.sqrt(products.numel())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_two_numbers_of_the_same_bits_are_uniform_and_not_correlated(dtype):
+    keys = bits(torch.arange(500), "episode")
+    x = uniform_pairs(stream(keys[:, None], torch.arange(200)), dtype).double().unflatten(1, (2, -1)) - 0.5
+    n = x[:, 0].numel()
+    assert x.abs().max() <= 0.5
+    assert x.mean(dim=(0, 2)).abs().max() < 4 * math.sqrt(1 / 12 / n)
+    assert (x.square().mean(dim=(0, 2)) - 1 / 12).abs().max() < 4 * math.sqrt(1 / 180 / n)
+    assert abs((x[:, 0] * x[:, 1]).mean()) < 4 / 12 / math.sqrt(n)
+    assert abs((x[:, :, 1:] * x[:, :, :-1]).mean()) < 4 / 12 / math.sqrt(2 * n)
