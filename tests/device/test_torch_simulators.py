@@ -6,6 +6,7 @@ import gymnasium as gym
 import pytest
 import torch
 
+from ddppo.envs.backends import device as backend
 from ddppo.envs.simulators.torch_simulators import IsaacLabEnvs, ManiSkillEnvs, RslRlEnvs
 from ddppo.envs.vec_env import EnvNames
 from ddppo.errors import ConfigError, EnvError, EnvStateError
@@ -300,6 +301,26 @@ def test_choices_of_isaac_lab_have_a_dimension_of_their_own():
     envs.reset(SEEDS)
     envs.step(torch.tensor([0, 1, 0, 1, 0]))
     assert seen[0].tolist() == [[-1], [0], [-1], [0], [-1]]
+
+
+def test_a_simulator_is_tried_on_the_accelerator_and_then_on_the_cpu(monkeypatch):
+    # ManiSkill's CPU simulation steps one environment only, and a JAX for the CPU sees no accelerator.
+    tried = []
+
+    def probed(env, device):
+        tried.append(device)
+        if env in (device, "neither"):
+            raise ConfigError(f"not on {device}")
+        return device
+
+    monkeypatch.setattr(backend, "_probe_here", probed)
+    assert backend._probe_anywhere("a task") == "cpu"  # a machine without one
+    monkeypatch.setattr(backend, "accelerators", lambda: ("cuda", 2))
+    assert backend._probe_anywhere("a task") == "cuda:0"
+    assert backend._probe_anywhere("cuda:0") == "cpu"
+    with pytest.raises(ConfigError, match="not on cuda:0"):
+        backend._probe_anywhere("neither")
+    assert tried == ["cpu", "cuda:0", "cuda:0", "cpu", "cuda:0", "cpu"]
 
 
 # -- Runs. -----------------------------------------------------------------------------------------------------

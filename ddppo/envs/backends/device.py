@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from ddppo.config.settings import EnvConfig
+from ddppo.device import accelerators
 from ddppo.envs.guard import MADE, guarding
 from ddppo.envs.tensor_env import TensorStep, TensorVecEnv
 from ddppo.envs.vec_env import (
@@ -84,8 +85,8 @@ def _probe(env: EnvConfig) -> tuple[EnvSpec, str | None]:
     return _probed[key]
 
 
-def _probe_here(env: EnvConfig) -> tuple[EnvSpec, str | None]:
-    envs = make_device_envs(env, EnvNames(range(_PROBED_ENVS), None), torch.device("cpu"), seed=0)
+def _probe_here(env: EnvConfig, device: str = "cpu") -> tuple[EnvSpec, str | None]:
+    envs = make_device_envs(env, EnvNames(range(_PROBED_ENVS), None), torch.device(device), seed=0)
     try:
         _try(env, envs)
         return envs.spec, _why_unsaved(env, envs)
@@ -329,11 +330,27 @@ class HostEnvs:
         self._envs.close()
 
 
+def _probe_anywhere(env: EnvConfig) -> tuple[EnvSpec, str | None]:
+    """Probe on an accelerator if there is one, else or if it fails there on the CPU.
+
+    Some simulators step several environments on an accelerator only; a JAX for the CPU sees none.
+    """
+    fault: ConfigError | None = None
+    kind, count = accelerators()
+    for device in [f"{kind}:0", "cpu"] if count else ["cpu"]:
+        try:
+            return _probe_here(env, device)
+        except ConfigError as e:
+            fault = fault or e
+    assert fault is not None
+    raise fault
+
+
 def main() -> None:
     """The process of `_probe_in_a_process`."""
     writing, env = Connection(int(sys.argv[1]), readable=False), pickle.load(sys.stdin.buffer)
     try:
-        writing.send((None, _probe_here(env)))
+        writing.send((None, _probe_anywhere(env)))
     except ConfigError as e:
         writing.send((str(e), None))
     writing.close()
