@@ -12,7 +12,8 @@ awk '/^```$/ && found {exit} found; /^```python$/ {found = 1}' docs/guide/algori
 export PYTHONPATH="$PWD:$PWD/outputs/algorithms"
 
 quiet=(log.tensorboard=false log.progress=none)
-first_iterations=(dtype=float32,float64 seed=0 checkpoint.every_steps=1 checkpoint.keep=20 eval.final_episodes=0 eval.every_steps=0)
+# One thread in each rank: torch sums a product of matrices over two threads in another order than over one.
+first_iterations=(dist.threads_per_rank=1 dtype=float32,float64 seed=0 checkpoint.every_steps=1 checkpoint.keep=20 eval.final_episodes=0 eval.every_steps=0)
 
 train_own() {
   local train=(python -m ddppo.train -m env=cartpole algorithm=my_pkg.algos:Reinforce "${quiet[@]}" "$@")
