@@ -131,5 +131,6 @@ class Gae:
         returns = advantages + rollout.values
         if weights is not None and self.correction == "clip":
             advantages = advantages * weights
-        samples = torch.stack([advantages[valid], returns[valid], (returns - rollout.values)[valid]], dim=-1)
+        columns = [advantages, returns, returns - rollout.values]
+        samples = torch.stack([x.flatten() if rollout.is_full else x[valid] for x in columns], dim=-1)
         return Estimates(advantages, valid.to(advantages.dtype), returns, moments(samples).cpu())

@@ -230,6 +230,7 @@ class DeviceCollector:
             terminated=terminated,
             truncated=truncated,
             valid=self._valid,
+            is_full=True,
             episode_start=starts,
             action_mask=None,
             raw_obs=each(lambda x: x[:steps], self.raw_obs),

@@ -75,6 +75,7 @@ class Rollout(Transitions):
     ratios: torch.Tensor | None = None
     # [C, E, S] state of a model with memory before rows 0, T / C, 2 T / C, ...; None without memory.
     state: torch.Tensor | None = None
+    is_full: bool = False  # known: all rows are valid, so that a device need not be asked which
     # Text: obs and actions are tokens, row l describes the choice of token l + 1, and valid rows are those that the
     # policy chose. Then rows that are not valid lie within an episode.
     has_gaps: bool = False

@@ -69,7 +69,7 @@ def reduce_rollout_stats(
             [[estimates.weights.sum(dtype=wide_dtype(estimates.weights.device)).item()]]
         )
     if obs_normalizer is not None:
-        by_shard = obs_normalizer.moments_of_shards(rollout.raw_obs, rollout.valid.cpu(), num_shards)
+        by_shard = obs_normalizer.moments_of_shards(rollout.raw_obs, _valid_rows(rollout).cpu(), num_shards)
         columns["obs_moments"] = by_shard.flatten(1).numpy()  # [S, 3, n] -> [S, 3 * n]
 
     # 2. The one collective: every rank gets the rows of all shards of all ranks, [W, S, n] -> [W * S, n].
@@ -109,7 +109,7 @@ def _local_counts(
     in_units: Callable[[torch.Tensor], np.ndarray],
 ) -> list[float]:
     """Return what each minibatch counts on this rank, K * M numbers, epoch after epoch."""
-    counts = in_units(rollout.valid if estimates.counts is None else estimates.counts)
+    counts = in_units(_valid_rows(rollout) if estimates.counts is None else estimates.counts)
     if counts.dtype == bool and counts.all():  # every sample counts 1, the usual case
         return [float(end - start) for _, bounds in plan for start, end in itertools.pairwise(bounds)]
     return [
@@ -117,6 +117,11 @@ def _local_counts(
         for order, bounds in plan
         for start, end in itertools.pairwise(bounds)
     ]
+
+
+def _valid_rows(rollout: Rollout) -> torch.Tensor:
+    """Return which rows are valid `[T, E]`; on the host if all are, so that a device need not be asked."""
+    return torch.ones(rollout.valid.shape, dtype=torch.bool) if rollout.is_full else rollout.valid
 
 
 def _normalized(estimates: Estimates, moments: torch.Tensor) -> Estimates:

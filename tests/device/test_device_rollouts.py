@@ -1,9 +1,10 @@
-"""A rollout of environments on an accelerator stays there: the host waits once, at its end."""
+"""Rollouts of environments on an accelerator stay there, and so does learning from them, but for a few numbers."""
 
 import pytest
 
-from tests.device import rollout_checks
+from tests.device import checks, rollout_checks
 from tests.device.support import called_on_standin
+from tests.support import CHECKOUT
 
 
 @pytest.mark.parametrize("settings", [{}, {"normalized": True}, {"memory": "gru", "memory_size": 8}])
@@ -13,3 +14,30 @@ def test_a_rollout_copies_once_to_the_host_and_equals_that_of_the_cpu(settings):
     assert has_same_episodes
     # One copy in each of the two rollouts, of rewards, flags and metrics together.
     assert waits == 2 * ["_to_copy ddppo/ppo/device_collector.py"]
+
+
+SHORT = ("env.max_episode_steps=5", "ppo.rollout_steps=8", "ppo.total_steps=64", "ppo.num_minibatches=2",
+         "ppo.num_epochs=2")  # fmt: skip
+# Of each: the settings, and the most host copies of an iteration, as the table of docs/devices.md has them.
+CASES = {
+    "cartpole_device": (("env=cartpole_device",), 7),
+    "quadruped": (("env=quadruped",), 9),
+    "normalisers and lstm": (
+        ("env=cartpole_device", "ppo.normalize_obs=true", "ppo.normalize_rewards=true", "model=lstm",
+         "model.memory_size=8"), 16,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_learning_from_environments_there_equals_that_on_the_cpu_and_copies_little(case):
+    settings, most = CASES[case]
+    found = called_on_standin(checks.compared, *settings, *SHORT)
+    assert found["parameters"] < 1e-6, found["metrics"]
+    assert sum(found["copies"].values()) <= most, found["copies"]
+
+
+def test_the_page_states_these_numbers():
+    page = (CHECKOUT / "docs" / "devices.md").read_text()
+    for case, (_, most) in CASES.items():
+        assert f"| {case} | 0 | {most} |" in page
