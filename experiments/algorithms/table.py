@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ddppo.algorithms.known import training_section
 from ddppo.records import checkpoint
 from ddppo.study.page.chart import Axis, Chart
 
 HERE = Path(__file__).resolve().parent
 SWEEPS = HERE.parents[1] / "outputs" / "sweeps"
+ORDER = ("ddp", "sync_actors", "async_actors", "multi_learner", "env_workers", "central_inference")
 TIERS = ("warm-up", "beginner")
 COLOURS = {"ddp": "blue", "sync_actors": "orange", "env_workers": "green"}
 
@@ -36,7 +38,7 @@ class Run(NamedTuple):
     @property
     def total_steps(self) -> int:
         config = self.summary["config"]
-        return config["ppo" if "ppo" in config else "algorithm"]["total_steps"]
+        return config[training_section(config)]["total_steps"]
 
     @property
     def evaluations(self) -> list[dict[str, Any]]:
@@ -61,16 +63,8 @@ def read(sweep: str) -> list[Run]:
             found.append(
                 Run(path.parent, topology, summary["world_size"], summary["config"]["seed"], summary)
             )
-    order = [
-        "ddp",
-        "sync_actors",
-        "async_actors",
-        "multi_learner",
-        "env_workers",
-        "central_inference",
-    ]
     return sorted(
-        found, key=lambda run: (run.world_size > 1, order.index(run.topology), run.total_steps, run.seed)
+        found, key=lambda run: (run.world_size > 1, ORDER.index(run.topology), run.total_steps, run.seed)
     )
 
 
