@@ -69,8 +69,7 @@ REPLAY = (
 CASES = {
     "ppo": (("env=cartpole", *PPO, "eval.final_episodes=2"), 16, 1, 11),
     "normalisers": (("env=pendulum", "ppo.normalize_obs=true", "ppo.normalize_rewards=true", *PPO), 16, 1, 14),
-    "masks": (("env=cartpole_masked", "model=mlp", *SHORT), 8, 1, 11),
-    "gru": (("env=cartpole", "model=gru", "model.memory_size=8", *SHORT), 8, 1, 13),
+    "gru, masks": (("env=cartpole_masked", "model=gru", "model.memory_size=8", *SHORT), 8, 1, 13),
     "lstm": (("env=cartpole", "model=lstm", "model.memory_size=8", *SHORT), 8, 1, 13),
     "pixels": ((*PICTURE, *SHORT), 8, 1, 11),
     # Episodes end before the rollout does. deterministic=true fills memory that nobody has written with actions that
@@ -84,6 +83,7 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.quick_cases("ppo")
 @pytest.mark.parametrize("case", CASES)
 def test_one_rank_learns_there_what_it_learns_on_the_cpu(case):
     settings, num_steps, of_step, of_iteration = CASES[case]
@@ -102,7 +102,8 @@ def test_the_page_states_these_numbers():
         assert f"| {case} | {of_step} | {of_iteration} |" in page
 
 
-@pytest.mark.parametrize("case", ["normalisers", "lstm", "dqn"])
+@pytest.mark.quick_cases("normalisers")
+@pytest.mark.parametrize("case", ["normalisers", "dqn"])
 def test_a_device_without_float64_differs_by_rounding_alone(case):
     found = called_on_standin(checks.compared, *CASES[case][0], STANDIN_WITHOUT_FLOAT64="1")
     assert found["parameters"] < 1e-6, found["metrics"]
@@ -128,6 +129,7 @@ def on_cpu(tmp_path_factory):
     return parameters(run_dir)
 
 
+@pytest.mark.quick_cases("shm")
 @pytest.mark.parametrize(
     ("settings", "collective"),
     [
@@ -155,6 +157,7 @@ def test_two_ranks_that_share_a_device_learn_there_what_one_learns_on_the_cpu(
     assert torch.allclose(parameters(tmp_path / "run"), on_cpu, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_there_goes_on_to_the_bit_and_is_evaluated_and_exported_anywhere(tmp_path):
     def trained(folder, *settings):
         done = on_standin("ddppo.train", *settings, run_dir=tmp_path / folder)
