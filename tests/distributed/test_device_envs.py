@@ -78,3 +78,19 @@ def test_a_quadruped_is_learned_from_alike_by_any_number_of_ranks_logs_its_metri
     assert exported.code == 0, exported.stderr
     pictures = door(f"run={tmp_path / '1'}", run_dir=tmp_path / "1", module="ddppo.enjoy")
     assert "draws no pictures" in pictures.stderr
+
+
+@pytest.mark.slow
+def test_a_simulator_without_states_or_final_observations_says_so_and_is_resumed_with_new_episodes(tmp_path):
+    folder, sizes = tmp_path / "run", [x for x in SIZES if not x.startswith(("env.max", "dtype"))]
+    task = ["env.id=tests.device.fake_simulators:RslRlCartPole", "env.simulator=rsl_rl"]
+    first = door(*TINY, "env=cartpole_device", *sizes, *task, "ppo.total_steps=288", run_dir=folder)
+    assert first.code == 0, first.stderr
+    assert "this run can be resumed with new episodes only" in " ".join(first.stderr.split())
+    assert summary(folder)["derived"]["final_observations"] == "lost: V of the state acted in"
+    refused = door(f"resume={folder}", "ppo.total_steps=480", run_dir=folder)
+    assert refused.code == 2
+    assert "resume_state=approximate" in refused.stderr
+    again = door(f"resume={folder}", "ppo.total_steps=480", "resume_state=approximate", run_dir=folder)
+    assert again.code == 0, again.stderr
+    assert summary(folder)["env_steps"] == 480
