@@ -64,6 +64,13 @@ def test_programs_train_what_the_run_trains_to_the_bit(programs, tmp_path, topol
     assert found == summary(tmp_path / "run")["params_hash"]
 
 
+def test_the_page_about_fragments_shows_the_loop_of_an_actor_as_it_is_written(tmp_path):
+    page = (CHECKOUT / "docs" / "fragments.md").read_text()
+    (loop,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    written(tmp_path / "programs", "env=cartpole", "distributed=sync_actors", "dist.world_size=4")
+    assert loop in (tmp_path / "programs" / "actor.py").read_text()
+
+
 SETTINGS = {
     "normalisers": ("env=pendulum", "ppo.normalize_obs=true", "ppo.normalize_rewards=true"),
     "eager": ("compile=off", "dtype=float64", "ppo.lr_schedule=linear", "ppo.clip_schedule=linear"),
