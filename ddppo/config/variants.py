@@ -349,6 +349,8 @@ def no_ppo_with(name: str, key: str) -> str:
     has = keys_of(settings_class("algorithm", name))
     wanted = key.removeprefix("ppo.")
     use = f"use algorithm.{wanted}" if wanted in has else f"it has {', '.join(has)}"
+    if key.startswith("ppo="):
+        use = "leave it out"
     return (
         f"{key} has no effect with algorithm={name}, which has its settings in the section algorithm: {use}"
     )

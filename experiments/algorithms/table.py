@@ -41,9 +41,19 @@ class Run(NamedTuple):
         return config[training_section(config)]["total_steps"]
 
     @property
-    def evaluations(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the metrics of rank 0, which has those of all ranks."""
         rows = map(json.loads, (self.folder / "metrics.jsonl").read_text().splitlines())
-        return [row for row in rows if "eval/return_mean" in row]
+        return [row for row in rows if row["rank"] == 0]
+
+    @property
+    def evaluations(self) -> list[dict[str, Any]]:
+        return [row for row in self.rows if "eval/return_mean" in row]
+
+    def differs_from(self, other: "Run", metric: str) -> str:
+        """Return the first iteration in which a metric differs, in any bit."""
+        pairs = zip(self.rows, other.rows, strict=False)
+        return next((str(x["iteration"]) for x, y in pairs if x[metric] != y[metric]), "never")
 
     @property
     def parameters(self) -> list[torch.Tensor]:
@@ -128,10 +138,19 @@ def cloud() -> None:
         chart.band(at, [min(r) for r in rates], [max(r) for r in rates], COLOURS[topology])
         chart.line(at, [mean(r) for r in rates], COLOURS[topology], topology)
     (HERE / "cloud.svg").write_text(chart.svg(standalone=True) + "\n")
-    print("| seed | | W | " + " | ".join(f"{n:,}" for n in range(10_000, 60_001, 10_000)) + " |")
-    print("|---|---|---|" + "---|" * 6)
+    print(
+        "| seed | | W | "
+        + " | ".join(f"{n:,}" for n in range(10_000, 60_001, 10_000))
+        + " | loss | returns |"
+    )
+    print("|---|---|---|" + "---|" * 8)
+    one = {run.seed: run for run in runs if run.world_size == 1}
     for run in sorted(runs, key=lambda run: run.seed):
         cells = [f"{row['eval/success_rate']:.2f}" for row in run.evaluations]
+        cells += [
+            run.differs_from(one[run.seed], name)
+            for name in ("train/policy_loss", "rollout/group_return_mean")
+        ]
         print(f"| {run.seed} | {run.topology} | {run.world_size} | {' | '.join(cells)} |")
 
 

@@ -24,7 +24,7 @@ LINES = {
     "algorithm=dqn ppo.gamma=0.9": "ppo.gamma has no effect with algorithm=dqn, which has its settings in the section "
     "algorithm: use algorithm.gamma",
     "algorithm=dqn ppo.num_epochs=2": "has its settings in the section algorithm: it has name, total_steps, rollout_st",
-    "algorithm=dqn ppo=cartpole": "ppo=cartpole has no effect with algorithm=dqn",
+    "algorithm=dqn ppo=cartpole": "with algorithm=dqn, which has its settings in the section algorithm: leave it out",
     "algorithm.name=dqn ppo=cartpole": "ppo=cartpole has no effect with algorithm=dqn",
     "algorithm=dqn experiment=bench/w1": "experiment=bench/w1, which has settings of PPO: leave one of them out",
     "-m algorithm=dqn,sac ppo.gamma=0.9": "ppo.gamma has no effect with algorithm=dqn",
