@@ -1,4 +1,4 @@
-"""Write dqn.json and sac.json: score, evaluations and replay ratio of each run of replay.sh.
+"""Write dqn.json and sac.json: scores, evaluations and replay ratio of each run of replay.sh.
 
 PYTHONPATH=. python experiments/algorithms/replay.py outputs/sweeps
 
@@ -15,8 +15,16 @@ import yaml
 HERE = Path(__file__).resolve().parent
 
 
+def best_of(run_dir: Path) -> float | None:
+    """Return the score of the run's best policy in the sweep's best.json; None if there is none."""
+    path = run_dir.parent / "best.json"
+    runs = json.loads(path.read_text())["runs"] if path.exists() else []
+    found = [run["return_mean"] for run in runs if Path(run["run"]).name == run_dir.name]
+    return found[0] if found else None
+
+
 def row(run_dir: Path) -> dict[str, Any]:
-    """Return the results of one run, from its records alone."""
+    """Return the results of one run."""
     config = yaml.safe_load((run_dir / "config.yaml").read_text())
     path = run_dir / "summary.json"
     summary = json.loads(path.read_text()) if path.exists() else {}
@@ -32,7 +40,13 @@ def row(run_dir: Path) -> dict[str, Any]:
         "world_size": config["dist"]["world_size"],
         "seed": config["seed"],
         "env_steps": lines[-1]["env_steps"],
+        "settings": {
+            name: config["algorithm"][name]
+            for name in ("learning_rate", "updates_per_step", "target_period_updates")
+            if name in config["algorithm"]
+        },
         "score": summary.get("eval", {}).get("final", {}).get("return_mean"),
+        "score_of_best": best_of(run_dir),
         "evaluations": {
             str(line["env_steps"]): round(line["eval/return_mean"], 1)
             for line in lines
@@ -54,7 +68,16 @@ def main(sweeps: Path) -> None:
         text = ",\n".join(json.dumps(r) for r in rows)
         (HERE / f"{algorithm}.json").write_text(f"[\n{text}\n]\n")
         for r in rows:
-            print(r["env"], r["topology"], r["seed"], r["env_steps"], r["score"], r["updates"], r["wall_s"])
+            print(
+                r["env"],
+                r["topology"],
+                r["seed"],
+                r["env_steps"],
+                r["score"],
+                r["score_of_best"],
+                r["updates"],
+                r["wall_s"],
+            )
 
 
 if __name__ == "__main__":
