@@ -46,8 +46,8 @@ def test_groups_lift_cartpole_from_20_to_more_than_400(tmp_path):
     ],
     ids=["one process", "sync_actors", "async_actors"],
 )
-def test_reinforce_reaches_475_within_100_000_steps(where, tmp_path):
-    """Its preset, 100 deterministic episodes: 2 seconds in one process."""
+def test_reinforce_reaches_475_within_200_000_steps(where, tmp_path):
+    """Its preset, 100 deterministic episodes: 4 seconds in one process."""
     arguments = ["env=cartpole", "algorithm=reinforce", *where, "log.tensorboard=false", "log.progress=none"]
     result = door(*arguments, run_dir=tmp_path / "run")
     assert result.code == 0, result.stderr
