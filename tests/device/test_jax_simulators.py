@@ -142,6 +142,20 @@ def test_what_a_rollout_does_to_its_tensors_does_not_reach_the_simulator(gymnax)
             x.fill_(7)
 
 
+def test_tensors_that_go_by_dlpack_as_on_a_gpu_hold_the_same_numbers(gymnax):
+    by_numpy, by_dlpack = cartpoles(4), cartpoles(4, number=1)
+    by_dlpack._is_on_cpu = False
+    try:
+        assert torch.equal(by_numpy.reset(torch.arange(4)), by_dlpack.reset(torch.arange(4)))
+        for k in range(15):
+            one, other = (envs.step(alternate(4, k // 3)) for envs in (by_numpy, by_dlpack))
+            for name in ("obs", "final_obs", "rewards", "terminated", "truncated"):
+                assert torch.equal(getattr(one, name), getattr(other, name))
+        assert torch.equal(by_dlpack.restore(by_numpy.state()), one.obs)
+    finally:
+        by_dlpack._is_on_cpu = True
+
+
 def test_continuous_actions_are_clipped_and_observed_numbers_are_one_hot(gymnax):
     pendulum = cartpoles(2, task="Pendulum-v1")
     assert (pendulum.spec.action.low, pendulum.spec.action.high) == ((-2.0,), (2.0,))
