@@ -39,6 +39,7 @@ def row(run_dir: Path) -> dict[str, Any]:
         "topology": config["dist"]["topology"],
         "world_size": config["dist"]["world_size"],
         "seed": config["seed"],
+        "hidden_sizes": config["model"]["hidden_sizes"],
         "env_steps": lines[-1]["env_steps"],
         "settings": {
             name: config["algorithm"][name]
