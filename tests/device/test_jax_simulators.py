@@ -171,7 +171,7 @@ def test_continuous_actions_are_clipped_and_observed_numbers_are_one_hot(gymnax)
 
 def test_unknown_tasks_and_parameters_are_refused(gymnax):
     with pytest.raises(
-        ConfigError, match=r"env.kwargs.task=CartPole-v7: has no such task .did you mean CartPole-v1"
+        ConfigError, match=r"env.kwargs.task=CartPole-v7: gymnax has no such task .did you mean CartPole-v1"
     ):
         make_gymnax("CartPole-v7", 2, CPU, 0)
     with pytest.raises(
