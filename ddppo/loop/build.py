@@ -25,7 +25,6 @@ from ddppo.distributed.join import cores_per_rank, threads_per_rank
 from ddppo.distributed.topologies.base import RankContext, Topology
 from ddppo.distributed.topologies.contract import Layout, TopologySpec
 from ddppo.distributed.topologies.known import find
-from ddppo.envs.backends.device import DeviceEnvs
 from ddppo.envs.make import choose_backend
 from ddppo.envs.meaning import differences
 from ddppo.envs.probing.probe import probe
@@ -152,9 +151,10 @@ def _derived(context: RankContext, topology: Topology, local_world_size: int) ->
         "collective": group.name,  # the implementation of collectives
         "grad_sync": topology.sync.name if topology.learners.world_size > 1 else "none",
     }
-    if isinstance(envs := topology.env, DeviceEnvs):
+    if context.env_config.backend == "device":
         # By which value a truncated episode is bootstrapped.
-        derived["final_observations"] = "true" if envs.has_final_obs else "lost: V of the state acted in"
+        is_true = topology.env.has_final_obs  # type: ignore[union-attr]
+        derived["final_observations"] = "true" if is_true else "lost: V of the state acted in"
     if images := images_in(context.model):
         derived["images"] = images  # the images that the model takes, in words
     if context.has_whole_episodes:

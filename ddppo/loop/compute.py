@@ -22,7 +22,6 @@ from ddppo.loop.build import TrainState
 from ddppo.models.actor_critic import MLP, flat_obs, random_obs
 from ddppo.models.recurrent import Core
 from ddppo.ppo.advantages import Gae
-from ddppo.ppo.collector import Collector
 from ddppo.ppo.cpp.learner import CppGae, CppStep
 from ddppo.ppo.cpp.network import (
     CppNetwork,
@@ -30,7 +29,6 @@ from ddppo.ppo.cpp.network import (
     rows_are_independent,
     why_not_cpp,
 )
-from ddppo.ppo.device_collector import DeviceCollector
 from ddppo.ppo.gradient_check import agrees
 from ddppo.ppo.learner import EpochStep
 from ddppo.terminal import warn
@@ -77,8 +75,9 @@ def choose_compute(context: RankContext, progress: TrainState, *, only_cpp: bool
     if getattr(step, "is_recorded", False):
         context.derived["graphs"] = True  # kernels of a minibatch start by two calls (ppo/compiled.py)
     collector = context.topology.collector
-    if isinstance(collector, (Collector, DeviceCollector)) and isinstance(step, CppStep):
-        collector.use_cpp(step.network)
+    use_cpp = getattr(collector, "use_cpp", None)  # those of text and of a model's own act in torch
+    if use_cpp is not None and isinstance(step, CppStep):
+        use_cpp(step.network)
 
 
 # -- 1. C++.

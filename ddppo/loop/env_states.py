@@ -12,7 +12,7 @@ environments are stepped in the same way (`missing`). The end of the file says w
 import json
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 import torch
@@ -28,7 +28,6 @@ from ddppo.envs.saving import packed, unpacked
 from ddppo.errors import EnvStateError
 from ddppo.loop.env_messages import joined, parted
 from ddppo.ppo.collector import Collector
-from ddppo.ppo.device_collector import DeviceCollector
 from ddppo.spaces import EnvSpec
 
 _COMPRESSED_FROM = 4096  # bytes of a state
@@ -77,7 +76,7 @@ class Environments:
 
         # 2. The collector: returns and lengths so far, and the state of a model with memory.
         collector = context.topology.collector
-        if isinstance(collector, (Collector, DeviceCollector)):
+        if _counts_episodes(collector):
             local = slice(collector.first_env, collector.first_env + collector.env.num_envs)
             for name in _EPISODE_ARRAYS:
                 getattr(collector, name)[:] = state[name][local].numpy()
@@ -142,7 +141,7 @@ class Environments:
 
         # 2. Episodes under way, and the model's memory, in the environments in which this rank acts.
         episodes = [b""] * len(_EPISODE_ARRAYS)
-        if isinstance(collector, (Collector, DeviceCollector)):
+        if _counts_episodes(collector):
             header["episodes"] = [collector.first_env, collector.env.num_envs]
             episodes = [
                 getattr(collector, name).astype(kind).tobytes() for name, kind in _EPISODE_ARRAYS.items()
@@ -252,6 +251,11 @@ def _parts(state: Mapping[str, Any], name: str, sizes: str, places: Iterable[int
     """Return some of the parts that `_concatenated` put together, by their places, decompressed."""
     bounds, content = [0, *state[sizes].cumsum(0).tolist()], state[name].numpy()
     return [_decompressed(content[bounds[i] : bounds[i + 1]].tobytes()) for i in places]
+
+
+def _counts_episodes(collector: Any) -> TypeGuard[Collector]:
+    """Return whether episodes go on from one rollout to the next: in a `Collector` or a `DeviceCollector`."""
+    return hasattr(collector, "starts")
 
 
 def _states(state: Mapping[str, Any], envs: range) -> list[Any]:

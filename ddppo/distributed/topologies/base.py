@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
 
-from ddppo import device_random
 from ddppo.algorithms.contract import Algorithm
 from ddppo.algorithms.grpo import EpisodeCollector
 from ddppo.algorithms.task_sampler import TaskSample, TaskSampler, hands_over
@@ -31,7 +30,6 @@ from ddppo.distributed.gradient_sync import (
 from ddppo.distributed.topologies.contract import Layout, OwnPaceReport, Role
 from ddppo.distributed.topologies.messages import RolloutMessage
 from ddppo.distributed.topologies.settings import AsyncActorsSettings
-from ddppo.envs.backends.device import make_device_envs
 from ddppo.envs.guard import STEPPED, guarded
 from ddppo.envs.make import make_vec_env
 from ddppo.envs.vec_env import EnvNames, VecEnv
@@ -39,7 +37,6 @@ from ddppo.models.actor_critic import ActorCritic
 from ddppo.plugins import imported
 from ddppo.ppo.acting import ShardedActing
 from ddppo.ppo.collector import Collector
-from ddppo.ppo.device_collector import DeviceCollector
 from ddppo.ppo.learner import Learner, Normalizers, Update
 from ddppo.ppo.losses import STATISTICS
 from ddppo.ppo.nonfinite import NonFiniteGuard
@@ -52,6 +49,9 @@ from ddppo.spaces import EnvSpec
 
 __all__ = ["NO_UPDATE", "Collected", "OwnPaceReport", "RankContext", "Topology"]
 
+
+if TYPE_CHECKING:
+    from ddppo.ppo.device_collector import DeviceCollector
 
 # -- The parts of a rank.
 
@@ -158,8 +158,11 @@ class RankContext:
             return self._device_collector()
         return self.collector(self.envs(), self.env_indices.start)
 
-    def _device_collector(self) -> DeviceCollector:
+    def _device_collector(self) -> "DeviceCollector":
         """Make this rank's environments on its device, and the collector that acts there."""
+        from ddppo.envs.backends.device import make_device_envs  # few runs need them
+        from ddppo.ppo.device_collector import DeviceCollector
+
         first_env = self.env_indices.start
         names = EnvNames(self.env_indices, self.group.rank)
         env = make_device_envs(
@@ -252,8 +255,8 @@ class RankContext:
 
     def act(self, collector: RolloutCollector, env_indices: range, iteration: int) -> "Collected":
         """Collect a rollout of these environments, with the action noise of these environments in this iteration."""
-        if isinstance(collector, DeviceCollector):
-            return self._act_on_device(collector, env_indices, iteration)
+        if self.env_config.backend == "device":
+            return self._act_on_device(cast("DeviceCollector", collector), env_indices, iteration)
         noise: np.ndarray = action_noise(
             self.config.seed,
             iteration,
@@ -269,7 +272,9 @@ class RankContext:
         episodes = [e for e in episodes if is_valid[e.step, e.env_index - first]]
         return Collected(int(is_valid.sum()), episodes, rollout)
 
-    def _act_on_device(self, collector: DeviceCollector, env_indices: range, iteration: int) -> "Collected":
+    def _act_on_device(self, collector: "DeviceCollector", env_indices: range, iteration: int) -> "Collected":
+        from ddppo import device_random
+
         noise = device_random.action_noise(
             self.config.seed,
             iteration,

@@ -26,7 +26,6 @@ from ddppo.config.settings import Config
 from ddppo.distributed.topologies.base import RankContext
 from ddppo.distributed.topologies.ddp import Ddp
 from ddppo.envs.backends.classic_cpp import TASKS, CppEnvs, why_not_batched
-from ddppo.envs.backends.device import DeviceEnvs
 from ddppo.envs.make import make_vec_env
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.models.build import build_model
@@ -44,7 +43,7 @@ class Device(Ddp):
 
     def reset(self, sample: TaskSample) -> None:
         # The loop chooses the step after this topology is made, by a gradient check on all ranks: look again now.
-        is_elsewhere = isinstance(self.env, DeviceEnvs)
+        is_elsewhere = self._context.env_config.backend == "device"
         if not is_elsewhere and not isinstance(self.learner.step, CppStep):
             topology = self._context.config.dist.topology
             raise TrainingError(

@@ -25,7 +25,6 @@ import numpy as np
 
 from ddppo.config.settings import EnvConfig
 from ddppo.envs.backends.classic_cpp import why_not_batched
-from ddppo.envs.backends.device import why_unsaved_on_device
 from ddppo.envs.backends.gym_vector import make_gym_vector
 from ddppo.envs.encoding.gym_spaces import sample_action
 from ddppo.envs.guard import leave_alone
@@ -37,6 +36,7 @@ from ddppo.envs.saving import packed, unpacked
 from ddppo.envs.single import RowEnv, make_row_env, make_single_env
 from ddppo.envs.vec_env import EnvNames, EnvSpec, check_finite, check_masks
 from ddppo.errors import ConfigError, EnvError, EnvOutputError, EnvRaised, in_one_line, place_of
+from ddppo.plugins import imported
 from ddppo.processes.fork_server import FORKS
 from ddppo.processes.forking import how_ended
 from ddppo.processes.signals import die_with_parent, stop_signals_kill
@@ -97,7 +97,8 @@ def _dry_run(env: EnvConfig) -> DryRun:
     if (spec := spec_elsewhere(env)) is not None:
         return DryRun(spec, why_inexact=why_unsaved(env))
     if env.backend == "device":
-        return DryRun(probe(env), why_inexact=why_unsaved_on_device(env))
+        of_device = imported("ddppo.envs.backends.device:why_unsaved_on_device")
+        return DryRun(probe(env), why_inexact=of_device(env))
     find_task(env)
     if env.is_ale:
         return DryRun(probe(env))

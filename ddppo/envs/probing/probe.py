@@ -18,7 +18,6 @@ from ddppo.config.fields import near
 from ddppo.config.settings import EnvConfig
 from ddppo.envs.backends.atari import ATARI_OURS, atari_spec
 from ddppo.envs.backends.classic_cpp import why_not_batched
-from ddppo.envs.backends.device import device_spec
 from ddppo.envs.backends.envpool import make_envpool_task
 from ddppo.envs.backends.gym_vector import gym_vector_spec, make_gym_vector_task
 from ddppo.envs.encoding.observations import WrongOutput
@@ -63,7 +62,8 @@ def probe(env: EnvConfig, at: Say = silent, remark: Say = silent) -> EnvSpec:
     if (spec := spec_elsewhere(env)) is not None:
         return spec
     if env.backend == "device":
-        return device_spec(env)
+        of_device: EnvSpec = imported("ddppo.envs.backends.device:device_spec")(env)
+        return of_device
     # Games, vector environments and single environments are made in different ways.
     find_task(env)
     if env.is_ale:
