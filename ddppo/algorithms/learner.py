@@ -232,7 +232,8 @@ class LearnerStep:
                     f"{self._name}.parts: no parameter has a name that begins with {' or '.join(part.parameters)}, for "
                     f"the part {name}"
                 )
-            own = [named[p] for p in sync.parameters.names(part.parameters)]
+            # Frozen parameters have no gradient.
+            own = [named[p] for p in sync.parameters.names(part.parameters) if named[p].requires_grad]
             self.parts[name] = _PartState(part, slices, own, vector)
         self._norms = torch.zeros((), dtype=wide_dtype(vector.device), device=vector.device)
         self._loss = torch.zeros_like(self._norms)  # of the step that made norms NaN

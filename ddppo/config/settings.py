@@ -159,7 +159,7 @@ class EnvConfig:
         choices=("native", "isaaclab", "rsl_rl", "maniskill", "gymnax", "brax"),
     )
     simulator_options: dict[str, Any] = setting(
-        meaning="options of the adapter that env.simulator names, such as {clip_actions: 1.0} (docs/devices.md)",
+        meaning="options of the adapter that env.simulator names, such as {clip_actions: 1.0} (docs/simulators.md)",
         factory=dict,
     )
     # backend=remote.

@@ -113,7 +113,7 @@ class DeviceTask(ABC):
         return self.begin(uniform_pairs(drawn, self.dtype)[:, : self.num_uniforms])
 
 
-class CartPole(DeviceTask):
+class TensorCartPole(DeviceTask):
     """CartPole-v1: Barto, Sutton and Anderson 1983; gymnasium/envs/classic_control/cartpole.py.
 
     State and observation: position, its velocity, angle, its velocity. The reward is 1 in every step.

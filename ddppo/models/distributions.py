@@ -114,7 +114,11 @@ class Categorical:
         return torch.from_numpy(np.asarray(np.add.reduce(cumulative <= threshold, axis=-1, dtype=np.int64)))
 
     def sample_on_device(self, noise: torch.Tensor) -> torch.Tensor:
-        cumulative = (self.logits - self.logits.amax(dim=-1, keepdim=True)).exp_().cumsum(dim=-1)
+        weights = (self.logits - self.logits.amax(dim=-1, keepdim=True)).exp_()
+        if torch.are_deterministic_algorithms_enabled():  # torch then refuses cumsum of floats on CUDA
+            cumulative = weights @ weights.new_ones(weights.shape[-1], weights.shape[-1]).triu_()
+        else:
+            cumulative = weights.cumsum(dim=-1)
         below_one = 1.0 - torch.finfo(noise.dtype).eps
         return (cumulative <= noise.clamp(max=below_one) * cumulative[..., -1:]).sum(dim=-1)
 

@@ -203,7 +203,8 @@ class Learner:
             if by_minibatch is not None:
                 by_minibatch.begin_epoch(num_epochs)
             kl_before = sums[:, _APPROX_KL].clone() if watches_kl else None
-            step.epoch(batch, torch.from_numpy(order).to(sums.device), bounds, counts)
+            on_device = torch.from_numpy(order).to(sums.device, non_blocking=True)
+            step.epoch(batch, on_device, bounds, counts)
             num_steps += sum(count > 0 for count in counts)
             num_epochs += 1
             if kl_before is not None and stats.weight:

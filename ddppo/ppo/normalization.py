@@ -93,7 +93,10 @@ class ObsNormalizer:
 
         valid: `[T, E]` bool. Observations may be on the device: then only the moments are copied to the host.
         """
-        floats = [x[valid] for x in leaves(obs) if x.is_floating_point()]
+        given = [x for x in leaves(obs) if x.is_floating_point()]
+        # A mask of the host would be copied to the device, which then would say how many rows it has.
+        is_full = any(x.device != valid.device for x in given) and bool(valid.all())
+        floats = [x.flatten(0, 1) if is_full else x[valid] for x in given]
         flat = [x.reshape(len(x), leaf.size) for x, leaf in zip(floats, self._floats, strict=True)]
         # In the model's type first. Only if a mean is far from 0 are the moments computed again, from float64.
         arrays = zip(flat, filter(None, leaves(self.mean_and_scale)), strict=True)

@@ -75,7 +75,7 @@ def device_check(options: DeviceCheckConfig) -> bool:
     about = _about(kind, num_devices)
     print("\n".join(f"{name}: {text}" for name, text in about.items()), flush=True)
     # 2. Paths.
-    rows = [_try_path(name, overrides, device) for name, overrides in PATHS.items()]
+    rows = [_try_path(name, overrides, device, num_devices) for name, overrides in PATHS.items()]
     print(f"\n{paths_table(rows, device)}", flush=True)
     # 3. Speeds.
     speeds = _speeds(device, num_devices, options.seconds) if options.speed else {}
@@ -111,17 +111,19 @@ def _about(kind: str, num_devices: int) -> dict[str, str]:
 # -- Paths.
 
 
-def _try_path(name: str, overrides: Sequence[str], device: str) -> dict[str, Any]:
+def _try_path(name: str, overrides: Sequence[str], device: str, num_devices: int) -> dict[str, Any]:
     """Train on the CPU, and on the device if it is another; return a row of the table."""
     row: dict[str, Any] = {"path": name, "difference": None, "differs": False, "failed": None}
     with tempfile.TemporaryDirectory(prefix="ddppo-check-") as folder:
-        if device != "cpu" and "dist.world_size=2" in overrides:
-            overrides = (*overrides, "dist.share_device=true")  # where there is one device only
+        commands = {"cpu": (*overrides, "device=cpu")}
+        if device != "cpu":
+            # Two ranks share a device where there is one only.
+            shares = (
+                ("dist.share_device=true",) if "dist.world_size=2" in overrides and num_devices < 2 else ()
+            )
+            commands[device] = (*overrides, f"device={device}", *shares)
         try:
-            parameters = [
-                _trained((*overrides, f"device={place}"), Path(folder) / place)
-                for place in dict.fromkeys(("cpu", device))
-            ]
+            parameters = [_trained(command, Path(folder) / place) for place, command in commands.items()]
         except TrainingError as e:
             return row | {"failed": str(e)}
     if len(parameters) == 2:

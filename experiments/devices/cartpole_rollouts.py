@@ -38,7 +38,7 @@ def seconds(collector, noise):
 
 def main():
     torch.set_num_threads(1)
-    env = EnvConfig(id="ddppo.envs.native_tasks:CartPole", num_envs=ENVS, backend="device")
+    env = EnvConfig(id="ddppo.envs.native_tasks:TensorCartPole", num_envs=ENVS, backend="device")
     noise = action_noise(0, 1, range(ENVS), STEPS, 1, normal=False, dtype=torch.float32, device=CPU)
     settings = {"rollout_steps": STEPS, "first_env": 0, "dtype": torch.float32}
     rows = {}

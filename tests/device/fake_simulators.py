@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import gymnasium as gym
 import torch
 
-from ddppo.envs.native_tasks import CartPole
+from ddppo.envs.native_tasks import TensorCartPole
 
 LIMIT, EDGE = 4, 2.0
 
@@ -321,7 +321,7 @@ class RslRlCartPole:
     max_episode_length = 500
 
     def __init__(self, num_envs, device, seed, max_episode_steps=500):
-        self._task = CartPole(num_envs, device, seed, max_episode_steps)
+        self._task = TensorCartPole(num_envs, device, seed, max_episode_steps)
         self.num_envs, self.device, self.cfg = num_envs, device, {}
         self.episode_length_buf = torch.zeros(num_envs, dtype=torch.long, device=device)
         self._obs = self._task.reset(seed + torch.arange(num_envs, device=device))

@@ -7,7 +7,7 @@ import torch
 from ddppo.config.variants import settings_of
 from ddppo.device_random import action_noise
 from ddppo.envs.backends.device import DeviceEnvs
-from ddppo.envs.native_tasks import CartPole
+from ddppo.envs.native_tasks import TensorCartPole
 from ddppo.envs.vec_env import EnvNames
 from ddppo.models.build import build_model
 from ddppo.ppo.device_collector import DeviceCollector
@@ -21,7 +21,7 @@ READ = ("actions", "logprobs", "values", "next_values", "rewards", "terminated",
 def rollouts(model, device, settings):
     """Return two rollouts of short CartPoles as tensors on the host, their episodes, and what the host waited for."""
     device = torch.device(device)
-    envs = DeviceEnvs(CartPole(ENVS, device, max_episode_steps=5), EnvNames(range(ENVS), 0))
+    envs = DeviceEnvs(TensorCartPole(ENVS, device, max_episode_steps=5), EnvNames(range(ENVS), 0))
     normalizer = None
     if settings.get("normalized"):
         normalizer = ObsNormalizer(envs.spec.obs, device, torch.float32)
@@ -52,7 +52,7 @@ def rollouts(model, device, settings):
 def compared_rollouts(settings):
     """Return the largest difference between the two devices, whether episodes are equal, and the stand-in's waits."""
     torch.manual_seed(0)
-    task = CartPole(1, "cpu")
+    task = TensorCartPole(1, "cpu")
     chosen = {name: x for name, x in settings.items() if name != "normalized"}
     model = build_model(task.spec, settings_of("model", hidden_sizes=[8], **chosen), 0, torch.float32)
     on_cpu, cpu_episodes, none = rollouts(model, "cpu", settings)

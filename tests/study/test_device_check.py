@@ -50,6 +50,24 @@ def test_speeds_are_rows_by_task_and_columns_by_device():
     ]
 
 
+@pytest.mark.parametrize(("num_devices", "shares"), [(1, True), (2, False)])
+def test_two_ranks_share_a_device_where_there_is_one_and_never_the_cpu(num_devices, shares, monkeypatch):
+    commands = []
+
+    def trained(overrides, run_dir):
+        commands.append(overrides)
+        return {"a": torch.ones(1)}
+
+    monkeypatch.setattr(device_check, "_trained", trained)
+    row = device_check._try_path("two ranks", device_check.PATHS["two ranks"], "cuda", num_devices)
+    assert (row["difference"], row["differs"], row["failed"]) == (0.0, False, None)
+    assert [command[-1 - (shares and k)] for k, command in enumerate(commands)] == [
+        "device=cpu",
+        "device=cuda",
+    ]
+    assert ["dist.share_device=true" in command for command in commands] == [False, shares]
+
+
 def test_a_file_that_cannot_hold_numbers_is_refused_before_anything_runs():
     with pytest.raises(ConfigError, match=r"out=numbers\.csv: give a file that ends in \.json"):
         device_check.device_check(DeviceCheckConfig(out="numbers.csv"))

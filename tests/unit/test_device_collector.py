@@ -8,7 +8,7 @@ from ddppo.config.algorithm_settings import PPOSettings
 from ddppo.config.variants import settings_of
 from ddppo.device_random import action_noise
 from ddppo.envs.backends.device import DeviceEnvs, HostEnvs
-from ddppo.envs.native_tasks import CartPole, DeviceTask
+from ddppo.envs.native_tasks import DeviceTask, TensorCartPole
 from ddppo.envs.vec_env import EnvNames
 from ddppo.errors import EnvError, EnvOutputError
 from ddppo.models.actor_critic import ActorCritic
@@ -59,7 +59,7 @@ class Choices(Walk):
         return super().advance(state, actions.to(DTYPE) - 0.6)
 
 
-class ShortCartPole(CartPole):
+class ShortCartPole(TensorCartPole):
     def __init__(self):
         super().__init__(ENVS, CPU, max_episode_steps=7, dtype="float64")
 

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from ddppo.envs.backends.device import DeviceEnvs
-from ddppo.envs.native_tasks import CartPole, Quadruped
+from ddppo.envs.native_tasks import Quadruped, TensorCartPole
 from ddppo.envs.vec_env import EnvNames
 
 CPU = torch.device("cpu")
 
 
 def cartpole(num_envs=3, first=0, **kwargs):
-    task = CartPole(num_envs, CPU, dtype="float64", **kwargs)
+    task = TensorCartPole(num_envs, CPU, dtype="float64", **kwargs)
     return DeviceEnvs(task, EnvNames(range(first, first + num_envs), 0))
 
 

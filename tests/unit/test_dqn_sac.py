@@ -338,6 +338,19 @@ def test_a_step_computes_the_gradient_of_its_own_part_alone():
         assert bool((p != before[name]).any()) is of_policy
 
 
+def test_frozen_parameters_stay_as_they_are_and_the_others_of_their_part_move():
+    algorithm = dqn()
+    for p in algorithm.model.trunk.parameters():
+        p.requires_grad_(False)
+    sync = FlatSync(algorithm.model, FlatParameters(algorithm.model), Group())
+    step = LearnerStep(algorithm, BatchShape(2, 4, 1, 1, 1), sync, Group(), seed=0)
+    before = {name: p.detach().clone() for name, p in algorithm.model.named_parameters()}
+    step.begin(1, algorithm.parts(), 1.0)
+    step(algorithm.model.action_params(NEXT.double()).square().sum(), 2.0)
+    moved = {name for name, p in algorithm.model.named_parameters() if not torch.equal(p, before[name])}
+    assert moved == {"head.weight", "head.bias"}
+
+
 def test_targets_follow_the_critics_by_tau_at_each_update():
     algorithm, step = sac(learning_starts=8, batch_size=4, updates_per_step=0.25, tau=0.1), OneStep()
     with torch.no_grad():
