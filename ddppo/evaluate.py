@@ -50,13 +50,18 @@ class EvaluateConfig:
     video_format: str = setting("mp4", "format of the video", choices=("mp4", "gif"))
     json: bool = setting(False, "print one JSON object instead of text")
     out: str | None = setting(None, "file that also receives the JSON object")
-    device: str = setting("cpu", f"where the policy runs: {device.MEANING}")
+    device: str | None = setting(
+        None,
+        f"where the policy runs: {device.MEANING}. null is the CPU, or for environments that live on a device "
+        "(env.backend=device) that of the run",
+    )
     other_spaces: bool = setting(
         False, "play though the task has other observations or actions than the policy was trained on"
     )
 
     def check(self) -> None:
-        device.check_name(self.device)
+        if self.device is not None:
+            device.check_name(self.device)
 
 
 @door()

@@ -246,6 +246,12 @@ def check_backend(config: Config) -> None:
         raise ConfigError(
             f"env.backend={env.backend}: must be one of {', '.join(known)}{near(env.backend, known)}"
         )
+    for key, default in (("simulator", "native"), ("simulator_options", {})):
+        if env.backend != "device" and (value := getattr(env, key)) != default:
+            raise ConfigError(
+                f"env.{key}={value} has no effect with env.backend={env.backend}: set env.backend=device, whose "
+                "environments are tensors, or leave it out"
+            )
     # A plugin checks its own settings. The core's backends have no use for those of remote.
     if env.backend in plugged:
         if (check := plugged[env.backend].check) is not None:
@@ -259,13 +265,6 @@ def check_backend(config: Config) -> None:
             )
     if env.backend == "device":
         _check_device_envs(config)
-        return
-    for key, default in (("simulator", "native"), ("simulator_options", {})):
-        if (value := getattr(env, key)) != default:
-            raise ConfigError(
-                f"env.{key}={value} has no effect with env.backend={env.backend}: set env.backend=device, whose "
-                "environments are tensors, or leave it out"
-            )
 
 
 def _check_device_envs(config: Config) -> None:

@@ -8,7 +8,7 @@ import os
 
 import torch
 
-from ddppo.algorithms.build import algorithm_class
+from ddppo.algorithms.build import algorithm_class, build_networks
 from ddppo.algorithms.known import algorithm_setting
 from ddppo.algorithms.task_sampler import check_whole_episodes, make_sampler
 from ddppo.collectives.group import Group
@@ -163,6 +163,20 @@ def _check_normalized(config: Config, spec: EnvSpec, *, is_far: bool) -> None:
 # -- The model, the algorithm and the losses.
 
 
+def _check_acts_on_device(config: Config, spec: EnvSpec) -> None:
+    """Check that the model's actions can be drawn where the environments are (env.backend=device)."""
+    model = build_networks(config, spec)
+    subject = f"model={config.model.name} with env.backend=device"
+    if model.values_are_of_actions:
+        raise ConfigError(f"{subject}: its values are those of actions, which no rollout on a device keeps")
+    distribution = model.distribution(torch.zeros(1, model.num_params, dtype=next(model.parameters()).dtype))
+    if not hasattr(distribution, "sample_on_device"):
+        raise ConfigError(
+            f"{subject}: its {type(distribution).__name__} has no sample_on_device(noise), which draws actions without "
+            "leaving the device (ddppo.models.distributions.DeviceDistribution): give it one"
+        )
+
+
 def _check_networks(
     config: Config, spec: EnvSpec, shape: BatchShape, local_world_size: int | None
 ) -> list[str]:
@@ -181,6 +195,8 @@ def _check_networks(
         learning_rates=config.ppo.learning_rates,
     )
     check_own_memory(config, spec, shape)
+    if config.env.backend == "device":
+        _check_acts_on_device(config, spec)
     algorithm_warning = None
     if algorithm_class(config).learner_class is None:
         from ddppo.algorithms.trial import check_algorithm  # not for PPO and GRPO

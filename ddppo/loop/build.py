@@ -153,8 +153,8 @@ def _derived(context: RankContext, topology: Topology, local_world_size: int) ->
     }
     if context.env_config.backend == "device":
         # By which value a truncated episode is bootstrapped.
-        is_true = topology.env.has_final_obs  # type: ignore[union-attr]
-        derived["final_observations"] = "true" if is_true else "lost: V of the state acted in"
+        is_exact = topology.env.has_final_obs  # type: ignore[union-attr]
+        derived["final_observations"] = "exact" if is_exact else "lost"
     if images := images_in(context.model):
         derived["images"] = images  # the images that the model takes, in words
     if context.has_whole_episodes:

@@ -36,16 +36,22 @@ class Trained:
         return self.policy.spec
 
 
-def config_of(run: str | Path, device: str = "cpu", *, other_spaces: bool = False) -> Config:
-    """Return the settings of a run, for use on `device`. Raises RunFolderError if `run` is no run folder."""
+def config_of(run: str | Path, device: str | None = "cpu", *, other_spaces: bool = False) -> Config:
+    """Return the settings of a run, for use on `device`. Raises RunFolderError if `run` is no run folder.
+
+    device: None is the CPU, or the run's own device if its environments live there: a simulator may exist nowhere else.
+    """
     path = Path(run) / "config.yaml"
     if not path.is_file():
         raise RunFolderError(f"run={run}: not a run folder, it has no config.yaml")
-    return dataclasses.replace(stored.load_config(path), device=device, other_spaces=other_spaces)
+    config = stored.load_config(path)
+    if device is None:
+        device = config.device if config.env.backend == "device" else "cpu"
+    return dataclasses.replace(config, device=device, other_spaces=other_spaces)
 
 
 def trained(
-    run: str | Path, which: str = "last", device: str = "cpu", *, other_spaces: bool = False
+    run: str | Path, which: str = "last", device: str | None = "cpu", *, other_spaces: bool = False
 ) -> Trained:
     """Load a checkpoint of a run. Raises ConfigError, RunFolderError.
 

@@ -84,7 +84,7 @@ class DeviceCollector:
         )  # terminated, truncated, start
         self._valid = torch.ones(steps, num_envs, dtype=torch.bool, device=device)
         self._bounds = _bounds(spec.action, dtype, device)
-        # Rows, made once.
+        # Views of single rows, made once: making a view costs a microsecond.
         self.obs_rows: list[Any] = zipped(each(torch.unbind, self.obs))
         self._raw_rows: list[Any] = zipped(each(torch.unbind, self.raw_obs))
         self._final_rows: list[Any] = (

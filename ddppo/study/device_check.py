@@ -55,7 +55,7 @@ _LIMIT_S = 300.0  # of one short run
 class DeviceCheckConfig:
     device: str = setting(
         "auto",
-        "the device to compare with the CPU, as in docs/devices.md; auto takes whichever is there",
+        "the device to compare with the CPU, as in docs/devices.md; auto takes the accelerator that torch sees",
     )
     speed: bool = setting(True, "measure steps/s too")
     seconds: float = setting(3.0, "seconds of training in each measurement of speed", above=0, high=3600)

@@ -29,7 +29,34 @@ LINES = {
         "env.id=tests.conf.wrong_devices:flat": "it returned observations of reset [2, 4]: must be a tensor [2, 5]",
         "env.id=tests.conf.wrong_devices:unsteppable": "raised ZeroDivisionError in step 1",
     }.items()
-} | {"env=cartpole env.simulator=brax": "set env.backend=device"}
+} | {
+    "env=cartpole env.simulator=brax": "set env.backend=device",
+    "env=remote env.urls=[ws://127.0.0.1:1] env.simulator=gymnax": "set env.backend=device",
+    f"{_ENV} model.name=tests.conf.wrong_devices:HostOnly": "its HostCategorical has no sample_on_device(noise)",
+}
+
+
+def __getattr__(name):
+    """Make the model `HostOnly`, whose distribution draws on the host alone: these lines are read without torch."""
+    if name != "HostOnly":
+        raise AttributeError(name)
+    from ddppo.models.actor_critic import MLP
+    from ddppo.models.distributions import Categorical
+
+    class HostCategorical:
+        def __init__(self, params):
+            self._own = Categorical(params)
+
+        def __getattr__(self, name):
+            if name == "sample_on_device":
+                raise AttributeError(name)
+            return getattr(self._own, name)
+
+    class HostOnly(MLP):
+        def distribution(self, params, mask=None):
+            return HostCategorical(params)
+
+    return HostOnly
 
 
 def _task(num_envs, device):

@@ -377,3 +377,9 @@ def test_only_one_file_names_a_kind_of_accelerator():
         if "cuda" in path.read_text()
     ]
     assert found == ["ddppo/device.py"]
+
+
+def test_a_device_that_this_build_lacks_is_not_one_without_float64():
+    device.has_float64.cache_clear()
+    assert device.has_float64(torch.device("xpu"))
+    assert not device.has_float64(torch.device("mps"))
