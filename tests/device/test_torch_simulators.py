@@ -198,6 +198,34 @@ def test_a_log_becomes_scalars_on_the_device_and_counts_once():
             assert row.metrics["ends"] == ended.sum()
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda x, t: float(t + 1),
+        lambda x, t: torch.full((3,), t + 1.0),
+        lambda x, t: torch.zeros(()) if x is None else x.add_(1.0),
+    ],
+    ids=["a number", "another tensor", "a tensor written to"],
+)
+def test_entries_of_a_log_that_stays_one_dict_count_when_they_are_written(changed):
+    fake, log = IsaacLab(E), {"constant": torch.ones(())}
+    step, times = fake.step, iter(range(4))
+
+    def logging(actions):
+        found = step(actions)
+        t = next(times)
+        if t != 2:  # the third step writes nothing
+            log["successes"] = changed(log.get("successes"), t)
+        return *found[:-1], {"log": log}
+
+    fake.step = logging
+    envs = adapt(IsaacLabEnvs, fake)
+    envs.reset(SEEDS)
+    told = [envs.step(torch.zeros(E, 1)).metrics for _ in range(4)]
+    assert [set(row) for row in told] == [{"constant", "successes"}, {"successes"}, set(), {"successes"}]
+    assert told[1]["successes"] - told[0]["successes"] == 1
+
+
 def test_mjlab_logs_its_episodes_in_the_reset_that_follows_a_step():
     told = rows(adapt(IsaacLabEnvs, Mjlab(E), clip_actions=1.0))
     for row, now in zip(told, oracle(ACTIONS), strict=True):

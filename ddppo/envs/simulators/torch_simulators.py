@@ -186,18 +186,37 @@ def scalars(log: Mapping[str, Any], device: torch.device) -> dict[str, torch.Ten
 
 
 class NewLogs:
-    """Passes on extras["log"] (in older tasks extras["episode"]) once: simulators repeat it until episodes end."""
+    """Passes on extras["log"] (in older tasks extras["episode"]) once: simulators repeat it until episodes end.
+
+    A new dict is new as a whole. Some tasks, such as Isaac Lab's in-hand ones, write into one dict in every step: there
+    an entry is new if its value is another object, or a tensor that was written to.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._last: Any = None
+        self._seen: dict[
+            str, tuple[Any, int]
+        ] = {}  # entries of the last log, and how often they were written to
 
     def __call__(self, extras: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         log = extras.get("log", extras.get("episode"))
-        if log is None or log is self._last:
+        if log is None:
             return {}
-        self._last = log  # held, so that no later dict can have its identity
-        return scalars(log, self._device)
+        before = self._seen if log is self._last else {}
+        # Held, so that no later object can have the identity of one of these.
+        self._last, self._seen = log, {name: (x, _num_writes(x)) for name, x in log.items()}
+        new = {
+            name: x
+            for name, (x, writes) in self._seen.items()
+            if name not in before or before[name][0] is not x or before[name][1] != writes
+        }
+        return scalars(new, self._device)
+
+
+def _num_writes(x: Any) -> int:
+    """Return torch's count of the operations that wrote into a tensor; inference tensors have none."""
+    return x._version if isinstance(x, torch.Tensor) and not x.is_inference() else 0
 
 
 def one_seed(seeds: torch.Tensor) -> int:
