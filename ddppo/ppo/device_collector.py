@@ -127,6 +127,7 @@ class DeviceCollector:
             )
         self._num_steps = 0
         self._receive(self.rollout_steps, self.env.reset(seeds))
+        self.env.scatter_ages()
         if self.memory is not None:
             self.memory.reset()
         self.starts[:] = True

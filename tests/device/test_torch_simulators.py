@@ -3,13 +3,17 @@
 from types import SimpleNamespace
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 
+from ddppo.config.variants import settings_of
 from ddppo.envs.backends import device as backend
 from ddppo.envs.simulators.torch_simulators import IsaacLabEnvs, ManiSkillEnvs, RslRlEnvs
 from ddppo.envs.vec_env import EnvNames
 from ddppo.errors import ConfigError, EnvError, EnvStateError
+from ddppo.models.build import build_model
+from ddppo.ppo.device_collector import DeviceCollector
 from ddppo.spaces import ArraySpec, each
 from tests.device.fake_simulators import LIMIT, IsaacLab, ManiSkill, Mjlab, RslRl, RslRl1, RslRl2, oracle
 from tests.support import door, lines, summary
@@ -248,16 +252,32 @@ def test_maniskills_scores_are_those_of_the_episodes_that_ended():
 # -- Starts. ---------------------------------------------------------------------------------------------------
 
 
+def scattered(form, fake, **options):
+    return backend.DeviceEnvs(adapt(form, fake(E), **options), NAMES)
+
+
 @pytest.mark.parametrize(("form", "fake"), [(RslRlEnvs, RslRl), (IsaacLabEnvs, IsaacLab)])
-def test_ages_of_first_episodes_are_random_if_a_setting_asks_for_it(form, fake):
-    plain, scattered = adapt(form, fake(E)), adapt(form, fake(E), init_at_random_ep_len=True)
-    for envs in (plain, scattered):
-        envs.reset(SEEDS)
-    assert plain._env.episode_length_buf.tolist() == [0] * E
-    ages = scattered._env.episode_length_buf
+def test_ages_of_the_first_episodes_of_training_are_random_if_a_setting_asks_for_it(form, fake):
+    def ages_after_reset(**options):
+        envs = scattered(form, fake, **options)
+        model = build_model(envs.spec, settings_of("model", hidden_sizes=[4]), 0, torch.float32)
+        DeviceCollector(envs, model, None, rollout_steps=2, first_env=0, dtype=torch.float32).reset(range(E))
+        return envs.envs._env.episode_length_buf
+
+    assert ages_after_reset().tolist() == [0] * E
+    ages = ages_after_reset(init_at_random_ep_len=True)
     assert ages.dtype == torch.long
     assert len(set(ages.tolist())) > 1
     assert 0 <= ages.min() <= ages.max() < LIMIT
+
+
+@pytest.mark.parametrize(("form", "fake"), [(RslRlEnvs, RslRl), (IsaacLabEnvs, IsaacLab)])
+def test_episodes_of_an_evaluation_are_whole_though_those_of_training_begin_at_random_ages(form, fake):
+    envs = backend.HostEnvs(scattered(form, fake, init_at_random_ep_len=True))
+    for _ in range(2):  # two waves of episodes
+        envs.reset(range(E))
+        ended = [envs.step(np.zeros((E, 1), np.float32)).ended.tolist() for _ in range(LIMIT)]
+        assert ended == [[], [], [], list(range(E))]
 
 
 def test_a_batch_is_seeded_once_when_it_is_made_and_again_by_later_resets():

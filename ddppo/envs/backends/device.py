@@ -248,6 +248,11 @@ class DeviceEnvs:
         except Exception as e:
             raise explained(self.names.all(), when_reset(0), e) from e
 
+    def scatter_ages(self) -> None:
+        """After a reset in training: spread the ages of episodes, if the simulator's options ask for it."""
+        if callable(scatter := getattr(self.envs, "scatter_ages", None)):
+            scatter()
+
     def step(self, actions: torch.Tensor) -> TensorStep:
         self._num_steps += 1
         try:

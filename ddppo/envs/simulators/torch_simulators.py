@@ -47,6 +47,9 @@ class SimulatorEnvs:
                 "env.id pass its argument num_envs on to the simulator"
             )
 
+    def scatter_ages(self) -> None:
+        """Spread the ages of the episodes that began, if an option asks for it: in training only."""
+
     def state(self) -> dict[str, Any]:
         raise EnvStateError(
             f"{self.names.all()} cannot be saved: their simulator does not give its whole state, so a resumed run "
@@ -224,7 +227,7 @@ def one_seed(seeds: torch.Tensor) -> int:
     return int(seeds[0]) % 2**31
 
 
-def scatter_starts(env: Any, num_envs: int, device: torch.device, seed: int) -> None:
+def set_random_ages(env: Any, num_envs: int, device: torch.device, seed: int) -> None:
     """Set the age of each episode at random, as rsl_rl's init_at_random_ep_len does, so that not all end at once."""
     length = int(env.max_episode_length)
     generator = torch.Generator().manual_seed(seed)
@@ -282,10 +285,11 @@ class RslRlEnvs(SimulatorEnvs):
     def reset(self, seeds: torch.Tensor) -> Obs:
         # What was made has just begun, from make's seed: get_observations() of some wrappers resets once more.
         begun, self._begun = self._begun, None
-        obs = self._groups(self._begin() if begun is None else begun)
+        return self._groups(self._begin() if begun is None else begun)
+
+    def scatter_ages(self) -> None:
         if self._is_scattered:
-            scatter_starts(self._env, self.num_envs, self.device, self._seed)
-        return obs
+            set_random_ages(self._env, self.num_envs, self.device, self._seed)
 
     def step(self, actions: torch.Tensor) -> TensorStep:
         obs, rewards, dones, extras = self._unpacked(self._env.step(self._actions(actions)))
@@ -402,9 +406,11 @@ class IsaacLabEnvs(SimulatorEnvs):
         begun, self._begun = self._begun, None
         if begun is None:
             begun = self._env.reset(seed=one_seed(seeds))[0]
-        if self._is_scattered:
-            scatter_starts(self._inner, self.num_envs, self.device, self._seed)
         return self._groups(begun)
+
+    def scatter_ages(self) -> None:
+        if self._is_scattered:
+            set_random_ages(self._inner, self.num_envs, self.device, self._seed)
 
     def step(self, actions: torch.Tensor) -> TensorStep:
         chosen = self._actions(actions)
