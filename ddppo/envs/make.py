@@ -78,15 +78,19 @@ def make_vec_env(
     return SlowEnvs(envs, seconds) if seconds else envs
 
 
-def make_eval_env(env: EnvConfig, num_envs: int, device: str = "cpu") -> VecEnv:
+def make_eval_env(env: EnvConfig, num_envs: int, device: str = "cpu", seed: int = 0) -> VecEnv:
     """Make a batch for evaluation: stepped and checked in this process, with a random stream per environment.
 
     A task served at env.urls is stepped by its servers. An episode of ALE or EnvPool is a whole game, even if a lost
-    life ends an episode of training. device: where environments of env.backend=device live.
+    life ends an episode of training.
+
+    Args:
+        device: where environments of env.backend=device live.
+        seed: of simulators with env.backend=device that have one random stream for the whole batch.
     """
     if env.backend == "device":
         make_on_device: Callable[..., VecEnv] = imported(f"{_HERE}.device:make_host_envs")
-        return CheckedEnvs(make_on_device(env, EnvNames(range(num_envs), None), device))
+        return CheckedEnvs(make_on_device(env, EnvNames(range(num_envs), None), device, seed))
     if env.is_ale:
         names = EnvNames(range(num_envs), None)
         return CheckedEnvs(imported(_ATARI)(env, probe(env), names, 0.0, whole_games=True))

@@ -264,7 +264,8 @@ class Evaluator:
         """
         results: list[torch.Tensor] = []
         device = next(self.policy.model.parameters()).device
-        env = make_eval_env(self.config.env, num_envs, str(device))
+        first_seed = derived_seed(seed, "eval", chunks[0][0])
+        env = make_eval_env(self.config.env, num_envs, str(device), first_seed)
         try:
             for chunk in chunks:
                 scores = play_episodes(

@@ -157,6 +157,14 @@ class RslRl:
         return self._observed(), carts.rewards, ended.long(), self.extras
 
 
+class RandomCarts(RslRl):
+    """Carts at random places at first, from the seed that they are made with; no later reset takes a seed."""
+
+    def __init__(self, num_envs, device, seed):
+        super().__init__(num_envs, device)
+        self._carts.place = torch.rand(num_envs, generator=torch.Generator().manual_seed(seed))
+
+
 class RslRl2(RslRl):
     """rsl_rl 2's VecEnv: the policy's observations alone, and the groups in extras."""
 

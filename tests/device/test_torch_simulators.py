@@ -7,14 +7,16 @@ import numpy as np
 import pytest
 import torch
 
+from ddppo.config.settings import Config, EnvConfig
 from ddppo.config.variants import settings_of
 from ddppo.envs.backends import device as backend
 from ddppo.envs.simulators.torch_simulators import IsaacLabEnvs, ManiSkillEnvs, RslRlEnvs
 from ddppo.envs.vec_env import EnvNames
 from ddppo.errors import ConfigError, EnvError, EnvStateError
+from ddppo.loop.evaluation import Evaluator, Policy
 from ddppo.models.build import build_model
 from ddppo.ppo.device_collector import DeviceCollector
-from ddppo.spaces import ArraySpec, each
+from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec, each
 from tests.device.fake_simulators import LIMIT, IsaacLab, ManiSkill, Mjlab, RslRl, RslRl1, RslRl2, oracle
 from tests.support import door, lines, summary
 
@@ -280,14 +282,48 @@ def test_episodes_of_an_evaluation_are_whole_though_those_of_training_begin_at_r
         assert ended == [[], [], [], list(range(E))]
 
 
-def test_a_batch_is_seeded_once_when_it_is_made_and_again_by_later_resets():
-    isaac, maniskill = IsaacLab(E), ManiSkill(E)
-    for form, fake in ((IsaacLabEnvs, isaac), (ManiSkillEnvs, maniskill)):
-        envs = adapt(form, fake)
-        envs.reset(SEEDS)
-        envs.reset(SEEDS + 100)
-    assert isaac.seeds == [7, 100]
-    assert maniskill.seeds == [[7, 8, 9, 10, 11], [100, 101, 102, 103, 104]]
+def test_a_reset_begins_from_its_seeds_also_the_first_one_after_the_simulator_was_made():
+    for first, isaacs in ((7, [7]), (50, [7, 50])):  # made from seed 7
+        isaac, maniskill = IsaacLab(E), ManiSkill(E)
+        for form, fake in ((IsaacLabEnvs, isaac), (ManiSkillEnvs, maniskill)):
+            envs = adapt(form, fake)
+            envs.reset(SEEDS + first)
+            envs.reset(SEEDS + 100)
+        assert isaac.seeds == [*isaacs, 100]
+        assert maniskill.seeds[1:] == [(SEEDS + first).tolist(), (SEEDS + 100).tolist()]
+
+
+def test_a_wrapper_of_rsl_rls_form_that_takes_seeds_gets_them():
+    fake, seeds = RslRl(E), []
+    fake.seed = seeds.append
+    envs = adapt(RslRlEnvs, fake)
+    for first in (7, 7, 100):  # made from seed 7
+        envs.reset(SEEDS + first)
+    assert seeds == [7, 100]
+
+
+@pytest.fixture(scope="module")
+def plays():
+    """Return what plays episodes of an evaluation with a seed, in environments that it makes."""
+    env = EnvConfig(
+        id="tests.device.fake_simulators:RandomCarts", backend="device", simulator="rsl_rl", kwargs={}
+    )
+    spec = EnvSpec(ArraySpec((2,)), ActionSpec("box", (1,)))
+    policy = Policy(build_model(spec, settings_of("model", hidden_sizes=[4]), 0, torch.float32), None, spec)
+    evaluator = Evaluator(policy, Config(env=env))
+
+    def play(episodes, seed):
+        (rows,) = evaluator.play([episodes], len(episodes), seed)
+        return rows[:, 0].tolist()
+
+    return play
+
+
+def test_ranks_play_other_episodes_of_a_simulator_and_so_do_other_seeds_of_an_evaluation(plays):
+    of_ranks = plays(range(0, 8, 2), 0) + plays(range(1, 8, 2), 0)
+    assert len(set(of_ranks)) == 8
+    assert plays(range(0, 8, 2), 0) == of_ranks[:4]
+    assert not set(plays(range(0, 8, 2), 1)) & set(of_ranks)
 
 
 # -- What is refused. ------------------------------------------------------------------------------------------

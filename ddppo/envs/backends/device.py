@@ -63,9 +63,9 @@ def make_device_envs(env: EnvConfig, names: EnvNames, device: torch.device, seed
     return DeviceEnvs(_made(env, names, device, seed), names)
 
 
-def make_host_envs(env: EnvConfig, names: EnvNames, device: str) -> "HostEnvs":
-    """Make environments on a device that are stepped through NumPy arrays."""
-    return HostEnvs(make_device_envs(env, names, torch.device(device), seed=0))
+def make_host_envs(env: EnvConfig, names: EnvNames, device: str, seed: int) -> "HostEnvs":
+    """Make environments on a device that are stepped through NumPy arrays; `seed` as in `make_device_envs`."""
+    return HostEnvs(make_device_envs(env, names, torch.device(device), seed))
 
 
 def device_spec(env: EnvConfig) -> EnvSpec:

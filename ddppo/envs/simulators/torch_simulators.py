@@ -285,6 +285,11 @@ class RslRlEnvs(SimulatorEnvs):
     def reset(self, seeds: torch.Tensor) -> Obs:
         # What was made has just begun, from make's seed: get_observations() of some wrappers resets once more.
         begun, self._begun = self._begun, None
+        is_from_seed = begun is not None and one_seed(seeds) == self._seed % 2**31
+        # rsl_rl's form has no seeds. Wrappers of Isaac Lab and mjlab have this method; others go on with their stream.
+        if not is_from_seed and callable(set_seed := getattr(self._env, "seed", None)):
+            set_seed(one_seed(seeds))
+            begun = None
         return self._groups(self._begin() if begun is None else begun)
 
     def scatter_ages(self) -> None:
@@ -404,7 +409,7 @@ class IsaacLabEnvs(SimulatorEnvs):
 
     def reset(self, seeds: torch.Tensor) -> Obs:
         begun, self._begun = self._begun, None
-        if begun is None:
+        if begun is None or one_seed(seeds) != self._seed % 2**31:
             begun = self._env.reset(seed=one_seed(seeds))[0]
         return self._groups(begun)
 
@@ -461,17 +466,13 @@ class ManiSkillEnvs(SimulatorEnvs):
         super().__init__(made, num_envs, device, names, seed)
         check_device(made.device, device)
         every = [(seed + k) % 2**31 for k in range(num_envs)]
-        self._begun: Any = made.reset(seed=every)[0]
-        self._groups = Groups(self._begun, num_envs, device)
+        self._groups = Groups(made.reset(seed=every)[0], num_envs, device)
         space = made.single_action_space
         self.spec = self._groups.env_spec(action_spec(space))
         self._actions = Actions(self.spec.action, device, space)
 
     def reset(self, seeds: torch.Tensor) -> Obs:
-        begun, self._begun = self._begun, None
-        if begun is None:
-            begun = self._env.reset(seed=[int(seed) % 2**31 for seed in seeds.tolist()])[0]
-        return self._groups(begun)
+        return self._groups(self._env.reset(seed=[int(seed) % 2**31 for seed in seeds.tolist()])[0])
 
     def step(self, actions: torch.Tensor) -> TensorStep:
         obs, rewards, terminated, truncated, info = self._env.step(self._actions(actions))
