@@ -29,6 +29,7 @@ from ddppo.envs.probing.probe import probe
 from ddppo.envs.vec_env import ObsArrays, VecEnv
 from ddppo.errors import (
     CollectiveError,
+    ConfigError,
     EnvRaised,
     EvaluationFailed,
     RunFolderError,
@@ -49,6 +50,11 @@ from ddppo.records.summary import evaluation_metrics
 from ddppo.seeding import derived_seed, stream
 from ddppo.spaces import ArraySpec, EnvSpec, each
 
+# The remedy for simulators that cannot be made beside those of training.
+NO_EVALUATION = (
+    "If the simulator can be made only once in a process, set eval.final_episodes=0 eval.every_steps=0, and evaluate "
+    "after the run by ddppo.evaluate"
+)
 _LONGEST_EPISODE = 300_000  # steps; a longer episode is an error, because some tasks never end
 
 
@@ -227,6 +233,8 @@ def play_episodes(
 class Evaluator:
     """Plays the episodes of an evaluation, in batches of environments that it makes for each evaluation.
 
+    A batch of env.backend=device is made once and kept: a simulator may take minutes to start, and JAX to compile.
+
     A plugin may name a subclass for tasks with actions of its own kind, such as text (`Plugin.evaluators`).
     """
 
@@ -235,6 +243,8 @@ class Evaluator:
     in_training_envs = (
         False  # whether a run is evaluated in the rank's own environments, idle between iterations
     )
+
+    _kept: VecEnv | None = None  # the batch of the evaluation before
 
     def __init__(
         self,
@@ -263,9 +273,7 @@ class Evaluator:
             options, deterministic, check_stop: as for `play_episodes`.
         """
         results: list[torch.Tensor] = []
-        device = next(self.policy.model.parameters()).device
-        first_seed = derived_seed(seed, "eval", chunks[0][0])
-        env = make_eval_env(self.config.env, num_envs, str(device), first_seed)
+        env, self._kept = self._batch(num_envs, derived_seed(seed, "eval", chunks[0][0])), None
         try:
             for chunk in chunks:
                 scores = play_episodes(
@@ -274,9 +282,32 @@ class Evaluator:
                 rows = list(zip(scores.returns, scores.lengths, strict=True))
                 # device: the user's task may have changed torch's default device.
                 results.append(torch.tensor(rows, dtype=torch.float64, device="cpu"))
+            if self.config.env.backend == "device":
+                self._kept = env
         finally:
-            env.close()
+            if self._kept is None:
+                env.close()
         return results
+
+    def _batch(self, num_envs: int, seed: int) -> VecEnv:
+        """Return the batch that was kept, or make one."""
+        env = self.config.env
+        if self._kept is not None and self._kept.num_envs >= num_envs:
+            return self._kept
+        self.close()
+        device = next(self.policy.model.parameters()).device
+        try:
+            return make_eval_env(env, num_envs, str(device), seed)
+        except ConfigError as e:
+            if self.collector is None or env.backend != "device":
+                raise
+            raise ConfigError(f"{e}. {NO_EVALUATION}") from e
+
+    def close(self) -> None:
+        """Close the batch that was kept, if any."""
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            kept.close()
 
     def scores(self, columns: Sequence[Sequence[float]]) -> Scores:
         """Return the scores of all episodes, from the columns of `play`. Raises TrainingError if all are lost."""
@@ -327,8 +358,17 @@ class RunEvaluator:
         self.best: dict[
             str, float
         ] = {}  # metrics and env_steps of the best evaluation so far; {} before the first
+        # The most episodes of an evaluation for which a batch is kept; 0 if each evaluation makes its own.
+        evals = context.config.eval
+        self._kept_for = 0
+        if context.config.env.backend == "device":
+            self._kept_for = max(evals.final_episodes, evals.episodes if evals.every_steps else 0)
         # time_to_target_s and steps_to_target of the first evaluation that reached target_return; {} before.
         self.target: dict[str, float] = {}
+
+    def close(self) -> None:
+        """Close the environments that evaluations kept."""
+        self.evaluator.close()
 
     def restore(self, state: dict[str, Any], folder: Path) -> None:
         """Go on from a checkpoint's state, and put the best policy that it names into its place in `folder`.
@@ -405,7 +445,7 @@ class RunEvaluator:
 
         # 1. This rank's episodes.
         chunks = [chunk for chunk in self._local_chunks(num_episodes) if chunk]
-        num_envs = min(self._chunk_size(num_episodes), max_envs)
+        num_envs = min(self._chunk_size(max(num_episodes, self._kept_for)), max_envs)
 
         def play_local() -> list[torch.Tensor]:
             if not chunks:
@@ -491,7 +531,7 @@ def _in_words(fault: BaseException) -> tuple[str, int | None]:
         return stopped.what, stopped.number
     if isinstance(fault, EnvRaised):
         return fault.said, None
-    return (str(fault) if isinstance(fault, TrainingError) else in_one_line(fault)), None
+    return (str(fault) if isinstance(fault, (ConfigError, TrainingError)) else in_one_line(fault)), None
 
 
 def _trace_of(fault: BaseException | None) -> str:

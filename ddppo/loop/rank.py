@@ -240,6 +240,7 @@ class Rank:
             gc.unfreeze()
             if status != "failed" and all_alive:
                 self.context.topology.finish()
+            self.evaluator.close()
             self.context.topology.close()
 
 

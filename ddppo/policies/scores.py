@@ -26,7 +26,10 @@ def evaluated(
     """
     evaluator = evaluator_of(trained.spec)(trained.policy, trained.config)
     # Play the episodes of every seed, and join them.
-    scores = _joined([_played(trained, evaluator, num_episodes, seed, deterministic) for seed in seeds])
+    try:
+        scores = _joined([_played(trained, evaluator, num_episodes, seed, deterministic) for seed in seeds])
+    finally:
+        evaluator.close()
     # The eval/* metrics, and quartiles and intervals beside them.
     metrics = evaluation_metrics(scores.returns, scores.lengths, 0.0) | evaluator.metrics(scores)
     low, high = np.percentile(scores.returns, (25, 75))

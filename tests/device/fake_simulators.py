@@ -165,6 +165,21 @@ class RandomCarts(RslRl):
         self._carts.place = torch.rand(num_envs, generator=torch.Generator().manual_seed(seed))
 
 
+class OnlyOne(RandomCarts):
+    """Carts of which a process can hold one batch at a time."""
+
+    _is_running = False
+
+    def __init__(self, num_envs, device, seed):
+        if OnlyOne._is_running:
+            raise RuntimeError("Only one can run")
+        super().__init__(num_envs, device, seed)
+        OnlyOne._is_running = True
+
+    def close(self):
+        OnlyOne._is_running = False
+
+
 class RslRl2(RslRl):
     """rsl_rl 2's VecEnv: the policy's observations alone, and the groups in extras."""
 

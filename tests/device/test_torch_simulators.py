@@ -13,11 +13,22 @@ from ddppo.envs.backends import device as backend
 from ddppo.envs.simulators.torch_simulators import IsaacLabEnvs, ManiSkillEnvs, RslRlEnvs
 from ddppo.envs.vec_env import EnvNames
 from ddppo.errors import ConfigError, EnvError, EnvStateError
+from ddppo.loop import evaluation
 from ddppo.loop.evaluation import Evaluator, Policy
 from ddppo.models.build import build_model
 from ddppo.ppo.device_collector import DeviceCollector
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec, each
-from tests.device.fake_simulators import LIMIT, IsaacLab, ManiSkill, Mjlab, RslRl, RslRl1, RslRl2, oracle
+from tests.device.fake_simulators import (
+    LIMIT,
+    IsaacLab,
+    ManiSkill,
+    Mjlab,
+    OnlyOne,
+    RslRl,
+    RslRl1,
+    RslRl2,
+    oracle,
+)
 from tests.support import door, lines, summary
 
 E, CPU = 5, torch.device("cpu")
@@ -302,28 +313,77 @@ def test_a_wrapper_of_rsl_rls_form_that_takes_seeds_gets_them():
     assert seeds == [7, 100]
 
 
-@pytest.fixture(scope="module")
-def plays():
-    """Return what plays episodes of an evaluation with a seed, in environments that it makes."""
-    env = EnvConfig(
-        id="tests.device.fake_simulators:RandomCarts", backend="device", simulator="rsl_rl", kwargs={}
-    )
+def evaluator_of(task, collector=None):
+    env = EnvConfig(id=f"tests.device.fake_simulators:{task}", backend="device", simulator="rsl_rl")
     spec = EnvSpec(ArraySpec((2,)), ActionSpec("box", (1,)))
-    policy = Policy(build_model(spec, settings_of("model", hidden_sizes=[4]), 0, torch.float32), None, spec)
-    evaluator = Evaluator(policy, Config(env=env))
+    model = build_model(spec, settings_of("model", hidden_sizes=[4]), 0, torch.float32)
+    return Evaluator(Policy(model, None, spec), Config(env=env), collector)
 
-    def play(episodes, seed):
+
+def test_ranks_play_other_episodes_of_a_simulator_and_so_do_other_seeds_of_an_evaluation():
+    def plays(episodes, seed):
+        evaluator = evaluator_of("RandomCarts")
         (rows,) = evaluator.play([episodes], len(episodes), seed)
+        evaluator.close()
         return rows[:, 0].tolist()
 
-    return play
-
-
-def test_ranks_play_other_episodes_of_a_simulator_and_so_do_other_seeds_of_an_evaluation(plays):
     of_ranks = plays(range(0, 8, 2), 0) + plays(range(1, 8, 2), 0)
     assert len(set(of_ranks)) == 8
     assert plays(range(0, 8, 2), 0) == of_ranks[:4]
     assert not set(plays(range(0, 8, 2), 1)) & set(of_ranks)
+
+
+# -- Evaluations. ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Return the sizes of the batches that evaluations make; a batch that closes is taken out."""
+    sizes, make = [], evaluation.make_eval_env
+
+    def noting(env, num_envs, device, seed):
+        envs = make(env, num_envs, device, seed)
+        sizes.append(num_envs)
+        envs.close = lambda: sizes.remove(num_envs)
+        return envs
+
+    monkeypatch.setattr(evaluation, "make_eval_env", noting)
+    return sizes
+
+
+def test_a_simulator_is_made_once_for_all_evaluations_of_a_run(made):
+    evaluator = evaluator_of("RandomCarts")
+    for num_episodes in (4, 3, 8):  # of 4 environments
+        (rows,) = evaluator.play([range(num_episodes)], min(num_episodes, 4), 0)
+        assert rows.shape == (num_episodes, 2)
+        assert (rows[:, 1] == LIMIT).all()
+        assert made == [4]
+    evaluator.close()
+    assert made == []
+
+
+def test_a_simulator_of_an_evaluation_that_fails_is_closed_and_made_again(made):
+    def stop():
+        raise KeyboardInterrupt
+
+    evaluator = evaluator_of("RandomCarts")
+    with pytest.raises(KeyboardInterrupt):
+        evaluator.play([range(4)], 4, 0, check_stop=stop)
+    assert made == []
+    evaluator.play([range(4)], 4, 0)
+    assert made == [4]
+
+
+def test_a_simulator_that_cannot_be_made_beside_that_of_training_is_a_sentence_with_the_remedy():
+    envs, evaluator = OnlyOne(2, "cpu", 0), evaluator_of("OnlyOne", collector=SimpleNamespace())
+    remedy = (
+        r"Only one can run.* If .* eval.final_episodes=0 eval.every_steps=0, and evaluate after the run by"
+    )
+    with pytest.raises(ConfigError, match=remedy):
+        evaluator.play([range(2)], 2, 0)
+    envs.close()
+    evaluator.play([range(2)], 2, 0)
+    evaluator.close()
 
 
 # -- What is refused. ------------------------------------------------------------------------------------------
