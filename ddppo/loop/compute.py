@@ -193,7 +193,7 @@ def _compile(context: RankContext) -> tuple[EpochStep | None, str | None]:
     ppo = context.config.ppo
     try:
         step = CompiledStep(
-            ppo, context.model, learner.parameters, learner.optimizer, summing.sum_, learner.scale, num_shards,
+            ppo, context.model, learner.optimizer, summing.sum_, learner.scale, num_shards,
             num_rows=max(2, learner.shape.minibatch_size // (learner.shape.num_shards or topology.learners.world_size)),
             records=topology.learners.world_size == 1,
         )  # fmt: skip

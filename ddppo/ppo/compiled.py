@@ -55,8 +55,7 @@ class CompiledStep:
         self,
         config: SurrogateSettings,
         model: ActorCritic,
-        parameters: torch.nn.Parameter,
-        optimizer: torch.optim.Adam,
+        optimizer: torch.optim.Adam,  # of the model's parameters as one vector
         # Replaces the gradient by its sum over ranks. With several shards it is called for each, and the call for the
         # last one leaves the sum over all shards of all ranks.
         sum_: Callable[[torch.Tensor], torch.Tensor],
@@ -68,10 +67,10 @@ class CompiledStep:
         *,
         records: bool = True,  # whether kernels may be recorded as graphs, where the device can
     ) -> None:
-        device = parameters.device
+        (self._parameters,) = optimizer.param_groups[0]["params"]
+        device = self._parameters.device
         if not has_float64(device):
             raise CannotCompile(f"{device.type} has no float64, in which a compiled step sums")
-        self._parameters = parameters
         self._optimizer = optimizer
         self._sum_ = sum_
         self._scale = scale

@@ -40,7 +40,7 @@ def measure(size: int, settings: dict, precision: str) -> tuple[float, float, fl
         scale=None,
     )
     minibatch = example(spec, model, ROWS, torch.Generator().manual_seed(0))
-    compiled = CompiledStep(config, model, parameters.vector, optimizer, group.sum_, num_rows=ROWS)
+    compiled = CompiledStep(config, model, optimizer, group.sum_, num_rows=ROWS)
     error = worst_error(compiled, spec, model, config)
     took = milliseconds(
         lambda: eager.take([minibatch], ROWS), lambda: compiled.take([minibatch], ROWS), (eager, compiled)

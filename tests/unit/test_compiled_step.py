@@ -75,9 +75,7 @@ def made(spec, config, *, kind, monkeypatch, model_config=None, dtype=torch.floa
         monkeypatch.setattr(compiled_step, "record", record)
     if kind in ("torch", "recorded"):
         monkeypatch.setattr(compiled_step, "compiled", lambda function, *_: function)
-        learner.step = CompiledStep(
-            config, model, parameters.vector, learner.optimizer, group.sum_, learner.scale
-        )
+        learner.step = CompiledStep(config, model, learner.optimizer, group.sum_, learner.scale)
     return learner, model
 
 
@@ -308,7 +306,7 @@ def compiled(spec, model_config, dtype=torch.float32, **settings):
     config, model = settings_of("ppo", **settings), build_model(spec, model_config, 0, dtype)
     parameters, group = FlatParameters(model), Group()
     optimizer = torch.optim.Adam([parameters.vector])
-    return CompiledStep(config, model, parameters.vector, optimizer, group.sum_), model, config
+    return CompiledStep(config, model, optimizer, group.sum_), model, config
 
 
 def test_what_is_compiled_of_convolutions_takes_any_number_of_images():

@@ -152,7 +152,7 @@ def test_the_compiled_step_learns_by_at_too(spec, monkeypatch):
     own, other = (build_model(spec, named("Staged"), 1, torch.float64) for _ in range(2))
     made, eager = learner(own), learner(other)
     monkeypatch.setattr(compiled_step, "compiled", lambda function, *_: function)
-    made.step = CompiledStep(made.config, own, made.parameters, made.optimizer, lambda gradient: gradient)
+    made.step = CompiledStep(made.config, own, made.optimizer, lambda gradient: gradient)
     assert agrees(made.step, spec, own, made.config)
     for each in (made, eager):
         each.update(rollout, 1, 0.0)
