@@ -53,10 +53,11 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
     shape = rules.validate(config)
     cpp_warning = None if local_world_size is None else _compile_plugins(config)
     # 2. The environment: step it, and compare its spaces with the settings.
-    task = dry_run(config.env)
+    task = dry_run(config.env, config.device)
     spec = task.spec
     make_sampler(config, spec, shape.num_envs)
     _check_stepping(config, spec, shape)
+    _check_second_batch(config, spec)
     _check_normalized(config, spec, is_far=local_world_size is None)
     # 3. The model, the algorithm and the losses: build them, and try to act and to learn.
     network_warnings = _check_networks(config, spec, shape, local_world_size)
@@ -254,6 +255,20 @@ def _check_own_collector(config: Config, path: str, shape: BatchShape) -> None:
             f"distributed={config.dist.topology} with model.name={config.model.name}: its collector, {path}, has no "
             "over_ranks (ddppo.ppo.rollout.RolloutCollector), so it acts in environments of its own rank only: use "
             "distributed=sync_actors"
+        )
+
+
+def _check_second_batch(config: Config, spec: EnvSpec) -> None:
+    """Check that ranks that step a simulator can make a second batch of it, for evaluations of the run."""
+    if config.env.backend != "device" or not (config.eval.every_steps or config.eval.final_episodes):
+        return
+    why_one = imported("ddppo.envs.backends.device:probed")(config.env).why_one
+    layout, topology = rank_rules.layout(config), find(config.dist.topology)
+    if why_one is not None and set(eval_ranks_of(layout, topology)) & set(layout.stepping):
+        raise ConfigError(
+            f"a second batch of {config.env.id} cannot be made in the process of the first, as evaluations of the run "
+            f"need: {why_one}: set eval.final_episodes=0 eval.every_steps=0, and evaluate after the run by "
+            "ddppo.evaluate"
         )
 
 

@@ -18,6 +18,7 @@ from ddppo.config.settings import Config
 from ddppo.errors import AfterTrainingError, ConfigError, RankLost, Stopped, TrainingError
 from ddppo.launch.torchrun import launcher
 from ddppo.package import command
+from ddppo.plugins import imported
 from ddppo.processes import limits
 from ddppo.processes.signals import asks_for_requeue, end_of_time, is_over
 from ddppo.records.run_folder import RunFolder, held, with_restarts
@@ -169,6 +170,8 @@ def run(config: Config, run_dir: Path) -> int | None:
     AfterTrainingError if only a step after training failed, and Stopped if a signal or run.max_minutes ended the run.
     """
     folder = RunFolder(run_dir)
+    if config.env.backend == "device" and config.dist.world_size > 1:
+        imported("ddppo.envs.backends.device:hand_on_probed")(config.env, run_dir)
     try:
         # Under a launcher and at W = 1 this process is rank 0. Else it forks all ranks, and watches them.
         if launcher():

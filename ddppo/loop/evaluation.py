@@ -156,7 +156,11 @@ def load_policy(config: Config, state: dict[str, Any]) -> Policy:
     Raises RunFolderError if the parameters do not fit, or if the task's spaces differ in meaning from those that the
     policy was trained on. config.other_spaces=true allows such differences.
     """
-    spec, device, dtype = probe(config.env), resolve(config.device), getattr(torch, config.dtype)
+    spec, device, dtype = (
+        probe(config.env, device=config.device),
+        resolve(config.device),
+        getattr(torch, config.dtype),
+    )
     check_dtype(config.dtype, config.device, device)
     if not config.other_spaces and (found := differences(state.get("spaces"), spec.spaces)):
         raise RunFolderError(

@@ -43,6 +43,7 @@ from ddppo.loop.compute import choose_compute
 from ddppo.loop.env_messages import make_env_messages
 from ddppo.loop.evaluation import RunEvaluator
 from ddppo.loop.iteration import Loop
+from ddppo.plugins import imported
 from ddppo.ppo.losses import statistic_names
 from ddppo.processes import limits
 from ddppo.processes.signals import StopRequest, end_of_time, stop_signals_kill
@@ -65,6 +66,8 @@ def train_rank(
     """
     # 1. Join: read the configuration, meet the other ranks, choose the device.
     config = load_config(run_dir / "config.yaml")
+    if config.env.backend == "device":
+        imported("ddppo.envs.backends.device:take_probed")(config.env, run_dir)
     group, device = join(config, enter)
     num_restores = 0
     while True:

@@ -5,6 +5,7 @@ more, and is cut after 4 steps. It starts at 0.1 i + 0.01 k, k being the number 
 (place, age); the reward is the place.
 """
 
+import os
 from collections.abc import MutableMapping
 from types import SimpleNamespace
 
@@ -163,6 +164,13 @@ class RandomCarts(RslRl):
     def __init__(self, num_envs, device, seed):
         super().__init__(num_envs, device)
         self._carts.place = torch.rand(num_envs, generator=torch.Generator().manual_seed(seed))
+
+
+def noting(num_envs, device, seed, file):
+    """Make carts, and append the number of the process to a file."""
+    with open(file, "a") as noted:
+        noted.write(f"{os.getpid()}\n")
+    return RandomCarts(num_envs, device, seed)
 
 
 class OnlyOne(RandomCarts):

@@ -1,5 +1,8 @@
 """Adapters of simulators in torch: what each simulator does with last observations, limits and logs, told truly."""
 
+import dataclasses
+from collections import Counter
+from contextlib import suppress
 from types import SimpleNamespace
 
 import gymnasium as gym
@@ -7,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from ddppo import device as devices
 from ddppo.config.settings import Config, EnvConfig
 from ddppo.config.variants import settings_of
 from ddppo.envs.backends import device as backend
@@ -447,24 +451,98 @@ def test_choices_of_isaac_lab_have_a_dimension_of_their_own():
     assert seen[0].tolist() == [[-1], [0], [-1], [0], [-1]]
 
 
-def test_a_simulator_is_tried_on_the_accelerator_and_then_on_the_cpu(monkeypatch):
+def test_a_simulator_is_tried_on_the_device_of_the_run_else_on_the_accelerator_and_then_on_the_cpu(
+    monkeypatch,
+):
     # ManiSkill's CPU simulation steps one environment only, and a JAX for the CPU sees no accelerator.
     tried = []
 
-    def probed(env, device):
-        tried.append(device)
-        if env in (device, "neither"):
+    def probed(env, device, then):
+        tried.append(str(device))
+        if env in (str(device), "neither"):
             raise ConfigError(f"not on {device}")
-        return device
+        then("found")
+
+    def tries(env, device=None):
+        found = []
+        tried.clear()
+        with suppress(ConfigError):
+            backend._probe_anywhere(env, device, lambda *args: found.append(args))
+        assert all(what == "found" and str(where) == tried[-1] for what, where in found)
+        return [*tried, *["failed"] * (not found)]
 
     monkeypatch.setattr(backend, "_probe_here", probed)
-    assert backend._probe_anywhere("a task") == "cpu"  # a machine without one
-    monkeypatch.setattr(backend, "accelerators", lambda: ("cuda", 2))
-    assert backend._probe_anywhere("a task") == "cuda:0"
-    assert backend._probe_anywhere("cuda:0") == "cpu"
-    with pytest.raises(ConfigError, match="not on cuda:0"):
-        backend._probe_anywhere("neither")
-    assert tried == ["cpu", "cuda:0", "cuda:0", "cpu", "cuda:0", "cpu"]
+    monkeypatch.setattr(backend, "select", lambda device: None)
+    assert tries("a task") == ["cpu"]  # a machine without one
+    assert tries("a task", "cuda") == ["cpu"]  # a run on other machines
+    for module in (backend, devices):
+        monkeypatch.setattr(module, "accelerators", lambda: ("cuda", 2))
+    assert tries("a task") == ["cuda:0"]
+    assert tries("cuda:0") == ["cuda:0", "cpu"]
+    assert tries("neither") == ["cuda:0", "cpu", "failed"]
+    # The run's own device, if it is known, and no other: ranks would fail there.
+    assert tries("a task", "cpu") == ["cpu"]
+    assert tries("a task", "1") == ["cuda:1"]
+    assert tries("a task", "auto") == ["cuda:0"]
+    assert tries("cuda:0", "auto") == ["cuda:0", "failed"]
+
+
+# -- Probing. --------------------------------------------------------------------------------------------------
+
+SHORT = (
+    "env=cartpole_device",
+    "env.simulator=rsl_rl",
+    "+env.simulator_options.clip_actions=1.0",
+    "env.num_envs=4",
+    "ppo.rollout_steps=4",
+    "ppo.num_minibatches=1",
+    "ppo.total_steps=32",
+    "compile=off",
+    "log.tensorboard=false",
+    "log.progress=none",
+)
+
+
+@pytest.mark.slow
+def test_ranks_take_what_the_command_found_and_start_no_simulator_to_probe_it(tmp_path):
+    noted = tmp_path / "processes"
+    done = door(
+        *SHORT,
+        "env.id=tests.device.fake_simulators:noting",
+        f"+env.kwargs.file={noted}",
+        "dist.world_size=2",
+        "eval.every_steps=16",
+        "eval.episodes=2",
+        "eval.final_episodes=8",
+        run_dir=tmp_path / "run",
+    )
+    assert done.code == 0, done.stderr
+    # The process that probes makes a second batch to try it. Each rank makes one for training and one for evaluations.
+    assert list(Counter(noted.read_text().split()).values()) == [2, 2, 2]
+    assert summary(tmp_path / "run")["eval"]["final"]["episodes"] == 8
+    assert [row["eval/episodes"] for row in lines(tmp_path / "run") if "eval/episodes" in row] == [2, 8]
+
+
+@pytest.mark.parametrize("has_critic", [False, True])
+def test_what_the_command_found_comes_to_ranks_as_it_was(has_critic, tmp_path, monkeypatch):
+    env = EnvConfig(id="a:task", backend="device", simulator="rsl_rl", kwargs={"x": 0.1})
+    spec = adapt(RslRlEnvs, RslRl(E, has_critic=has_critic), clip_actions=1.0).spec
+    found = backend.Probed(spec, "it cannot be saved", "only one")
+    monkeypatch.setattr(backend, "_probed", {backend._key(env): found})
+    backend.hand_on_probed(env, tmp_path)
+    backend._probed.clear()
+    backend.take_probed(dataclasses.replace(env, kwargs={}), tmp_path)  # another task
+    assert backend._probed == {}
+    backend.take_probed(env, tmp_path)
+    assert backend.probed(env) == found
+
+
+def test_a_simulator_of_which_a_process_holds_one_is_refused_before_a_run_that_evaluates(tmp_path):
+    done = door(*SHORT, "env.id=tests.device.fake_simulators:OnlyOne", run_dir=tmp_path / "run")
+    assert done.code == 2
+    assert "cannot be made in the process of the first, as evaluations of the run need" in done.stderr
+    assert "set eval.final_episodes=0 eval.every_steps=0, and evaluate after the run by" in done.stderr
+    assert not (tmp_path / "run").exists()
 
 
 # -- Runs. -----------------------------------------------------------------------------------------------------

@@ -6,20 +6,24 @@ them. `HostEnvs` steps them through NumPy arrays, for evaluation.
 """
 
 import inspect
+import json
 import multiprocessing
 import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
 from multiprocessing.connection import Connection
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from ddppo.config.settings import EnvConfig
-from ddppo.device import accelerators
+from ddppo.device import accelerators, resolve, select
 from ddppo.envs.guard import MADE, guarding
 from ddppo.envs.tensor_env import TensorStep, TensorVecEnv
 from ddppo.envs.vec_env import (
@@ -34,9 +38,10 @@ from ddppo.envs.vec_env import (
     when_stepped,
 )
 from ddppo.errors import ConfigError, EnvError, EnvRaised, EnvStateError, in_one_line
+from ddppo.files import write_json
 from ddppo.models.actor_critic import Obs
 from ddppo.plugins import imported
-from ddppo.spaces import each
+from ddppo.spaces import ActionSpec, ArraySpec, each
 
 _ADAPTERS = "ddppo.envs.simulators"
 # env.simulator -> the class that brings what env.id makes into the form of TensorVecEnv; called as
@@ -51,8 +56,20 @@ SIMULATORS = {
 _PROBED_ENVS = 2
 _PROBE_S = 900.0  # a simulator may compile for minutes
 _MEMBERS = ("spec", "num_envs", "device", "reset", "step", "state", "restore", "close")
-# Settings of a task -> its spec, and why its states cannot be saved, None if they can; found once in a process.
-_probed: dict[str, tuple[EnvSpec, str | None]] = {}
+_PROBED = ".probed.json"  # in the run folder: what the command found, for its ranks
+
+
+class Probed(NamedTuple):
+    """What probing found out about a task."""
+
+    spec: EnvSpec
+    why_unsaved: str | None  # why checkpoints cannot hold episodes under way; None if they can
+    why_one: str | None = (
+        None  # why a process cannot hold a second batch of it; None if it can, or is not tried
+    )
+
+
+_probed: dict[str, Probed] = {}  # by the settings of a task; found once in a process
 
 
 def make_device_envs(env: EnvConfig, names: EnvNames, device: torch.device, seed: int) -> "DeviceEnvs":
@@ -68,36 +85,84 @@ def make_host_envs(env: EnvConfig, names: EnvNames, device: str, seed: int) -> "
     return HostEnvs(make_device_envs(env, names, torch.device(device), seed))
 
 
-def device_spec(env: EnvConfig) -> EnvSpec:
-    """Return the spec of a task, read off a few environments on the CPU. Raises ConfigError."""
-    return _probe(env)[0]
+def probed(env: EnvConfig, device: str | None = None) -> Probed:
+    """Return the spec of a task and what else a few environments of it tell. Raises ConfigError.
 
-
-def why_unsaved_on_device(env: EnvConfig) -> str | None:
-    """Return why checkpoints cannot hold episodes under way; None if they can."""
-    return _probe(env)[1]
-
-
-def _probe(env: EnvConfig) -> tuple[EnvSpec, str | None]:
-    key = repr((env.id, env.simulator, env.simulator_options, env.kwargs, env.max_episode_steps))
+    device: the run's setting, if it is known: simulators are probed where ranks will make them. Native tasks, which are
+    the same on any device, are probed on the CPU.
+    """
+    key = _key(env)
     if key not in _probed:
-        _probed[key] = _probe_here(env) if env.simulator == "native" else _probe_in_a_process(env)
+        _probed[key] = _probe_here(env) if env.simulator == "native" else _probe_in_a_process(env, device)
     return _probed[key]
 
 
-def _probe_here(env: EnvConfig, device: str = "cpu") -> tuple[EnvSpec, str | None]:
-    envs = make_device_envs(env, EnvNames(range(_PROBED_ENVS), None), torch.device(device), seed=0)
+def _key(env: EnvConfig) -> str:
+    return repr((env.id, env.simulator, env.simulator_options, env.kwargs, env.max_episode_steps))
+
+
+def hand_on_probed(env: EnvConfig, folder: Path) -> None:
+    """Write what this process knows of a task into the run folder. Its ranks then start no simulator to probe it."""
+    if (found := _probed.get(_key(env))) is not None:
+        write_json(folder / _PROBED, {"task": _key(env), **found._asdict(), "spec": asdict(found.spec)})
+
+
+def take_probed(env: EnvConfig, folder: Path) -> None:
+    """Know what `hand_on_probed` wrote about this task; without it, this process probes the task itself."""
+    if _key(env) in _probed:
+        return
+    path = folder / _PROBED
+    found = json.loads(path.read_text()) if path.exists() else {}
+    if found.pop("task", None) == _key(env):
+        _probed[_key(env)] = Probed(**{**found, "spec": _spec_of(found["spec"])})
+
+
+def _spec_of(plain: dict[str, Any]) -> EnvSpec:
+    """Return the spec of which `plain` is dataclasses.asdict, by way of JSON."""
+
+    def leaf(x: dict[str, Any]) -> ArraySpec:
+        return ArraySpec(tuple(x["shape"]), x["dtype"], x["high"])
+
+    obs = plain["obs"]
+    obs = leaf(obs) if isinstance(obs.get("dtype"), str) else {name: leaf(x) for name, x in obs.items()}
+    bounds = {name: tuple(plain["action"][name]) for name in ("sizes", "low", "high")}
+    action = ActionSpec(plain["action"]["kind"], **bounds)
+    keys = {name: plain[name] and tuple(plain[name]) for name in ("policy_keys", "value_keys")}
+    return EnvSpec(**{**plain, "obs": obs, "action": action, **keys})
+
+
+def _probe_here(
+    env: EnvConfig,
+    device: torch.device = torch.device("cpu"),  # noqa: B008 (it does not change)
+    then: Callable[[Probed], None] = lambda found: None,
+) -> Probed:
+    """Make a few environments, step them once, and close them.
+
+    then: called with the result while the environments live.
+    """
+    envs = make_device_envs(env, EnvNames(range(_PROBED_ENVS), None), device, seed=0)
     try:
         _try(env, envs)
-        return envs.spec, _why_unsaved(env, envs)
+        found = Probed(envs.spec, _why_unsaved(env, envs))
+        then(found)
+        return found
     finally:
         envs.close()
 
 
-def _probe_in_a_process(env: EnvConfig) -> tuple[EnvSpec, str | None]:
-    """Probe a simulator in a process that is started, not forked: some can be made once in a process, JAX cannot fork.
+def _why_one(env: EnvConfig, device: torch.device) -> str | None:
+    """Return why a second batch cannot be made beside the first; None if it can."""
+    try:
+        make_device_envs(env, EnvNames(range(_PROBED_ENVS), None), device, seed=1).close()
+    except Exception as e:
+        return in_one_line(e) if not isinstance(e, ConfigError) else str(e)
+    return None
 
-    Ranks are forked from this process, or make the simulator in it.
+
+def _probe_in_a_process(env: EnvConfig, device: str | None) -> Probed:
+    """Probe a simulator in a process that is started, not forked, for JAX cannot fork.
+
+    The process of the command may be a rank as well, and some simulators can be made once in a process.
     """
     reading, writing = multiprocessing.Pipe(duplex=False)
     process = subprocess.Popen(
@@ -108,12 +173,13 @@ def _probe_in_a_process(env: EnvConfig) -> tuple[EnvSpec, str | None]:
     writing.close()
     assert process.stdin is not None
     with process.stdin as its_input:
-        its_input.write(pickle.dumps(env))
+        its_input.write(pickle.dumps((env, device)))
     subject = f"env.id={env.id} with env.simulator={env.simulator}"
     try:
         if not reading.poll(_PROBE_S):
             raise ConfigError(f"{subject} was not made and stepped within {_PROBE_S:g} s: it hangs")
         fault, found = reading.recv()
+        why_one = _received(reading, process) if fault is None else None
     except EOFError:
         code = process.wait()
         raise ConfigError(f"{subject}: the process that tried it ended with exit code {code}") from None
@@ -122,8 +188,19 @@ def _probe_in_a_process(env: EnvConfig) -> tuple[EnvSpec, str | None]:
         process.wait()
     if fault is not None:
         raise ConfigError(fault)
-    spec, why_unsaved = found
-    return spec, why_unsaved
+    spec, why_unsaved, _ = found
+    return Probed(spec, why_unsaved, why_one)
+
+
+def _received(reading: Connection, process: "subprocess.Popen[bytes]") -> str | None:
+    """Return `_why_one` as the process found it. A second simulator may also hang, or end the process."""
+    if not reading.poll(_PROBE_S):
+        return f"it was not made within {_PROBE_S:g} s"
+    try:
+        why: str | None = reading.recv()
+    except EOFError:
+        return f"it ended the process with exit code {process.wait()}"
+    return why
 
 
 def _try(env: EnvConfig, envs: "DeviceEnvs") -> None:
@@ -335,16 +412,22 @@ class HostEnvs:
         self._envs.close()
 
 
-def _probe_anywhere(env: EnvConfig) -> tuple[EnvSpec, str | None]:
-    """Probe on an accelerator if there is one, else or if it fails there on the CPU.
+def _probe_anywhere(env: EnvConfig, device: str | None, then: Callable[[Probed, torch.device], None]) -> None:
+    """Probe on the device of the run; if it is unknown, on an accelerator if there is one, else the CPU.
 
     Some simulators step several environments on an accelerator only; a JAX for the CPU sees none.
     """
-    fault: ConfigError | None = None
     kind, count = accelerators()
-    for device in [f"{kind}:0", "cpu"] if count else ["cpu"]:
+    places = [torch.device(kind, 0), torch.device("cpu")] if count else [torch.device("cpu")]
+    if device is not None:
+        with suppress(ConfigError):  # a run on other machines, which may have what this one lacks
+            places = [resolve(device)]
+    fault: ConfigError | None = None
+    for place in places:
+        select(place)
         try:
-            return _probe_here(env, device)
+            _probe_here(env, place, lambda found, place=place: then(found, place))  # type: ignore[misc]
+            return
         except ConfigError as e:
             fault = fault or e
     assert fault is not None
@@ -352,12 +435,21 @@ def _probe_anywhere(env: EnvConfig) -> tuple[EnvSpec, str | None]:
 
 
 def main() -> None:
-    """The process of `_probe_in_a_process`."""
-    writing, env = Connection(int(sys.argv[1]), readable=False), pickle.load(sys.stdin.buffer)
+    """The process of `_probe_in_a_process`: it sends (fault, None), or (None, found) and then why there is one only."""
+    writing = Connection(int(sys.argv[1]), readable=False)
+    env, device = pickle.load(sys.stdin.buffer)
+
+    def report(found: Probed, place: torch.device) -> None:
+        writing.send((None, tuple(found)))
+        # A simulator in JAX is a few functions, which can be made again; to compile them again takes minutes.
+        is_jax = SIMULATORS[env.simulator].startswith(f"{_ADAPTERS}.jax_simulators")
+        writing.send(None if is_jax else _why_one(env, place))
+
     try:
-        writing.send((None, _probe_anywhere(env)))
-    except ConfigError as e:
-        writing.send((str(e), None))
+        _probe_anywhere(env, device, report)
+    except Exception as e:
+        text = str(e) if isinstance(e, ConfigError) else f"env.id={env.id} cannot be tried: {in_one_line(e)}"
+        writing.send((text, None))
     writing.close()
     os._exit(0)  # a simulator may leave threads behind
 

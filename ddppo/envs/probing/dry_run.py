@@ -73,13 +73,13 @@ class DryRun:
 _why_inexact: dict[str, str | None] = {}  # settings of a task -> result of its dry run in this process
 
 
-def dry_run(env: EnvConfig) -> DryRun:
+def dry_run(env: EnvConfig, device: str | None = None) -> DryRun:
     """Run the dry run of a task, and return its result.
 
     Tasks that are known to work (batched ones, Atari, EnvPool, servers) are only probed, in this process. Raises
     ConfigError as probe() does, and if the task breaks its contract or ends its process.
     """
-    found = _dry_run(env)
+    found = _dry_run(env, device)
     _why_inexact[repr(env)] = found.why_inexact
     return found
 
@@ -92,13 +92,13 @@ def why_inexact(env: EnvConfig) -> str | None:
     return _why_inexact.get(repr(env))
 
 
-def _dry_run(env: EnvConfig) -> DryRun:
+def _dry_run(env: EnvConfig, device: str | None) -> DryRun:
     # These tasks are known to work, or live elsewhere: only probe them.
     if (spec := spec_elsewhere(env)) is not None:
         return DryRun(spec, why_inexact=why_unsaved(env))
     if env.backend == "device":
-        of_device = imported("ddppo.envs.backends.device:why_unsaved_on_device")
-        return DryRun(probe(env), why_inexact=of_device(env))
+        of_device = imported("ddppo.envs.backends.device:probed")(env, device)
+        return DryRun(of_device.spec, why_inexact=of_device.why_unsaved)
     find_task(env)
     if env.is_ale:
         return DryRun(probe(env))

@@ -48,12 +48,13 @@ _NOT_THE_TASKS = {
 
 
 @guarding(TRIED)
-def probe(env: EnvConfig, at: Say = silent, remark: Say = silent) -> EnvSpec:
+def probe(env: EnvConfig, at: Say = silent, remark: Say = silent, *, device: str | None = None) -> EnvSpec:
     """Make the task once, read its spec and close it. Raises ConfigError with the cause and the remedy.
 
     Args:
         at: called with the name of the next action, before it: a task may hang in it.
         remark: called with a sentence for each oddity that does no harm.
+        device: the run's setting, if it is known: simulators with env.backend=device are made there.
 
     A task has masks if its Dict observations have the key action_mask, or its first infos have.
     With env.backend=gym_vector the spec is that of the task's own batch, which may preprocess. A plugin's backend may
@@ -62,7 +63,7 @@ def probe(env: EnvConfig, at: Say = silent, remark: Say = silent) -> EnvSpec:
     if (spec := spec_elsewhere(env)) is not None:
         return spec
     if env.backend == "device":
-        of_device: EnvSpec = imported("ddppo.envs.backends.device:device_spec")(env)
+        of_device: EnvSpec = imported("ddppo.envs.backends.device:probed")(env, device).spec
         return of_device
     # Games, vector environments and single environments are made in different ways.
     find_task(env)
