@@ -21,7 +21,7 @@ LINES = {
         "env.id=nothing:X": "it cannot be imported (ModuleNotFoundError",
         "env.id=ddppo.envs.tensor_env:X": "it cannot be imported (AttributeError",
         "env.id=collections:OrderedDict": "OrderedDict has no spec",
-        "env.kwargs={bla:1}": "unexpected keyword argument 'bla'",
+        "env.kwargs={bla:1}": "does not take this argument; it takes max_episode_steps, dtype",
         "env.simulator=gymnx": "did you mean gymnax?",
         "env.simulator_options={a:1}": "has no effect with env.simulator=native",
         "env.id=tests.conf.wrong_devices:few": "it made 1 environments and was asked for 2",

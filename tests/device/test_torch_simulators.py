@@ -1,6 +1,11 @@
 """Adapters of simulators in torch: what each simulator does with last observations, limits and logs, told truly."""
 
 import dataclasses
+import io
+import multiprocessing
+import os
+import pickle
+import sys
 from collections import Counter
 from contextlib import suppress
 from types import SimpleNamespace
@@ -14,6 +19,7 @@ from ddppo import device as devices
 from ddppo.config.settings import Config, EnvConfig
 from ddppo.config.variants import settings_of
 from ddppo.envs.backends import device as backend
+from ddppo.envs.native_tasks import TensorCartPole
 from ddppo.envs.simulators.torch_simulators import IsaacLabEnvs, ManiSkillEnvs, RslRlEnvs
 from ddppo.envs.vec_env import EnvNames
 from ddppo.errors import ConfigError, EnvError, EnvStateError
@@ -429,6 +435,92 @@ def test_objects_of_another_form_are_refused_with_the_setting_that_fits():
     refused(IsaacLabEnvs, RslRl(E), "wrapper of rsl_rl's form.*env.simulator=rsl_rl")
     refused(IsaacLabEnvs, SimpleNamespace(), "no environment of Isaac Lab or mjlab")
     refused(ManiSkillEnvs, ManiSkill(E, auto_reset=False), "ManiSkillVectorEnv\\(env, auto_reset=True\\)")
+
+
+def made_by(monkeypatch, function, simulator="rsl_rl", **settings):
+    """Make what env.id names, which is `function`, as a run would."""
+    monkeypatch.setitem(sys.modules, "my_tasks", SimpleNamespace(task=function))
+    env = EnvConfig(id="my_tasks:task", backend="device", simulator=simulator, **settings)
+    return backend.make_device_envs(env, NAMES, CPU, seed=0)
+
+
+def carts(num_envs, device, seed, gravity=1.0):
+    return RslRl(num_envs, device)
+
+
+def endless(num_envs, device):
+    raise AssertionError("it is not called")
+
+
+@pytest.mark.parametrize(
+    ("function", "settings", "match"),
+    [
+        (
+            carts,
+            {"simulator_options": {"clip_action": 1}},
+            r"env.simulator_options.clip_action: env.simulator=rsl_rl has no such option \(did you mean "
+            r"clip_actions\?\); it has init_at_random_ep_len, clip_actions",
+        ),
+        (
+            carts,
+            {"simulator_options": {"clip_actions": 0}},
+            "clip_actions=0: must be greater than 0, or null",
+        ),
+        (
+            carts,
+            {"simulator_options": {"clip_actions": -1}},
+            "clip_actions=-1: must be greater than 0, or null",
+        ),
+        (carts, {"max_episode_steps": 10}, "env.max_episode_steps=10: .* takes no max_episode_steps: let it"),
+        (
+            carts,
+            {"kwargs": {"gravty": 2}},
+            r"env.kwargs.gravty: .* does not take this argument \(did you mean gravity\?\); it takes gravity",
+        ),
+        (endless, {}, r"env.id=my_tasks:task takes no seed: it is called as make\(num_envs"),
+    ],
+)
+def test_an_option_or_an_argument_that_is_not_taken_is_refused_with_those_that_are(
+    function, settings, match, monkeypatch
+):
+    with pytest.raises(ConfigError, match=match):
+        made_by(monkeypatch, function, **settings)
+    assert made_by(monkeypatch, carts, kwargs={"gravity": 2.0}).num_envs == E
+
+
+@pytest.mark.parametrize(
+    ("obs", "match"),
+    [
+        (ArraySpec((4,)), "policy_keys of its spec has camera, and its observations are one array"),
+        ({"place": ArraySpec((4,))}, "policy_keys of its spec has camera, and its observations are place"),
+    ],
+)
+def test_a_spec_that_names_observations_that_are_not_there_is_refused(obs, match, monkeypatch):
+    def task(num_envs, device, seed):
+        cartpole = TensorCartPole(num_envs, device, seed)
+        cartpole.spec = EnvSpec(obs, cartpole.spec.action, policy_keys=("camera",))
+        return cartpole
+
+    with pytest.raises(ConfigError, match=match):
+        made_by(monkeypatch, task, "native")
+
+
+def test_any_fault_of_a_simulator_that_is_probed_comes_back_as_a_sentence(monkeypatch):
+    def fails(env, device, then):
+        raise TypeError("an odd state")
+
+    reading, writing = multiprocessing.Pipe(duplex=False)
+    given = pickle.dumps((EnvConfig(id="my_tasks:task"), None))
+    monkeypatch.setattr(backend, "_probe_anywhere", fails)
+    monkeypatch.setattr(sys, "argv", ["device", str(os.dup(writing.fileno()))])
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(given)))
+    monkeypatch.setattr(os, "_exit", lambda code: None)
+    backend.main()
+    fault, found = reading.recv()
+    assert fault.startswith("env.id=my_tasks:task cannot be tried: TypeError: an odd state")
+    assert found is None
+    reading.close()
+    writing.close()
 
 
 def test_arrays_of_numpy_and_single_environments_are_refused():

@@ -37,7 +37,7 @@ from ddppo.envs.vec_env import (
     when_reset,
     when_stepped,
 )
-from ddppo.errors import ConfigError, EnvError, EnvRaised, EnvStateError, in_one_line
+from ddppo.errors import ConfigError, EnvError, EnvRaised, EnvStateError, in_one_line, near
 from ddppo.files import write_json
 from ddppo.models.actor_critic import Obs
 from ddppo.plugins import imported
@@ -55,6 +55,7 @@ SIMULATORS = {
 }
 _PROBED_ENVS = 2
 _PROBE_S = 900.0  # a simulator may compile for minutes
+_ARGUMENTS = ("num_envs", "device", "seed")  # of what env.id names
 _MEMBERS = ("spec", "num_envs", "device", "reset", "step", "state", "restore", "close")
 _PROBED = ".probed.json"  # in the run folder: what the command found, for its ranks
 
@@ -257,14 +258,16 @@ def _made(env: EnvConfig, names: EnvNames, device: torch.device, seed: int) -> T
             f"{subject}: it cannot be imported ({in_one_line(e)}): install it, or start in the folder that holds it"
         ) from e
     adapter = None if env.simulator == "native" else imported(SIMULATORS[env.simulator])
-    for_task, for_adapter = dict(env.kwargs), dict(env.simulator_options)
+    given = dict(env.kwargs)
     if env.max_episode_steps is not None:
-        takes_limit = adapter is not None and "max_episode_steps" in inspect.signature(adapter).parameters
-        (for_adapter if takes_limit else for_task)["max_episode_steps"] = env.max_episode_steps
+        given["max_episode_steps"] = env.max_episode_steps
+    _check_arguments(env, make, given)
+    if adapter is not None:
+        _check_options(env, adapter)
     try:
-        made = make(num_envs=num_envs, device=device, seed=seed, **for_task)
+        made = make(num_envs=num_envs, device=device, seed=seed, **given)
         if adapter is not None:
-            made = adapter(made, num_envs, device, names, seed, **for_adapter)
+            made = adapter(made, num_envs, device, names, seed, **env.simulator_options)
     except ConfigError as e:
         raise ConfigError(f"{subject}: {e}") from e
     except Exception as e:
@@ -273,6 +276,45 @@ def _made(env: EnvConfig, names: EnvNames, device: torch.device, seed: int) -> T
             f"{in_one_line(e)}"
         ) from e
     return _checked(made, subject, num_envs, device)
+
+
+def _check_arguments(env: EnvConfig, make: Callable[..., Any], given: dict[str, Any]) -> None:
+    """Raise ConfigError if what env.id names does not take its arguments, as far as its signature tells."""
+    try:
+        parameters = inspect.signature(make).parameters.values()
+    except (TypeError, ValueError):  # some callables have none
+        return
+    if any(x.kind == x.VAR_KEYWORD for x in parameters):
+        return
+    known = [x.name for x in parameters if x.kind in (x.POSITIONAL_OR_KEYWORD, x.KEYWORD_ONLY)]
+    if lacking := [name for name in _ARGUMENTS if name not in known]:
+        raise ConfigError(
+            f"env.id={env.id} takes no {', '.join(lacking)}: it is called as make(num_envs=..., device=..., seed=..., "
+            "**env.kwargs): let it take them"
+        )
+    others = [name for name in known if name not in _ARGUMENTS]
+    for name in given:
+        if name not in known and name == "max_episode_steps":
+            raise ConfigError(
+                f"env.max_episode_steps={env.max_episode_steps}: env.id={env.id} takes no max_episode_steps: let it "
+                "take it, or leave the setting out"
+            )
+        if name not in known:
+            raise ConfigError(
+                f"env.kwargs.{name}: env.id={env.id} does not take this argument{near(name, others)}; it takes "
+                f"{', '.join(others) or 'none'}"
+            )
+
+
+def _check_options(env: EnvConfig, adapter: Callable[..., Any]) -> None:
+    """Raise ConfigError for an option that the adapter of env.simulator does not have."""
+    known = [x.name for x in inspect.signature(adapter).parameters.values() if x.kind == x.KEYWORD_ONLY]
+    for name in env.simulator_options:
+        if name not in known:
+            raise ConfigError(
+                f"env.simulator_options.{name}: env.simulator={env.simulator} has no such option{near(name, known)}; "
+                f"it has {', '.join(known) or 'none'}"
+            )
 
 
 def _checked(made: Any, subject: str, num_envs: int, device: torch.device) -> TensorVecEnv:
@@ -297,6 +339,13 @@ def _checked(made: Any, subject: str, num_envs: int, device: torch.device) -> Te
     if spec.mask_size is not None or spec.is_text:
         what = "are text" if spec.is_text else "have masks"
         raise ConfigError(f"{subject}: its actions {what}, which env.backend=device does not take")
+    there = spec.obs if isinstance(spec.obs, dict) else {}
+    for name in ("policy_keys", "value_keys"):
+        if unknown := [key for key in getattr(spec, name) or () if key not in there]:
+            has = f"its observations are {', '.join(there)}" if there else "its observations are one array"
+            raise ConfigError(
+                f"{subject}: {name} of its spec has {', '.join(unknown)}, and {has}: name those that it returns"
+            )
     envs: TensorVecEnv = made
     return envs
 

@@ -171,7 +171,13 @@ class Actions:
 
 def box(size: int, clip: float | None) -> ActionSpec:
     """Return the spec of `size` continuous actions, within +-`clip` if that is given."""
-    return ActionSpec("box", (size,), *(((-clip,) * size, (clip,) * size) if clip else ()))
+    if clip is None:
+        return ActionSpec("box", (size,))
+    if not clip > 0:
+        raise ConfigError(
+            f"env.simulator_options.clip_actions={clip}: must be greater than 0, or null for no bound"
+        )
+    return ActionSpec("box", (size,), (-clip,) * size, (clip,) * size)
 
 
 def scalars(log: Mapping[str, Any], device: torch.device) -> dict[str, torch.Tensor]:
