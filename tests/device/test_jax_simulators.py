@@ -4,11 +4,15 @@ import builtins
 import functools
 import os
 import re
+import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from ddppo.config.settings import EnvConfig
+from ddppo.envs.backends.device import make_device_envs
 from ddppo.envs.simulators import jax_simulators
 from ddppo.envs.simulators.jax_simulators import BraxEnvs, GymnaxEnvs, make_brax, make_gymnax
 from ddppo.envs.vec_env import EnvNames
@@ -38,6 +42,30 @@ def test_without_jax_the_commands_that_install_it_are_named(monkeypatch):
         make_gymnax("CartPole-v1", 2, CPU, 0)
     with pytest.raises(ConfigError, match=r"needs the package brax, which cannot be imported .*install brax"):
         make_brax("ant", 2, CPU, 0)
+
+
+def test_jax_computes_on_the_device_of_the_rank_and_leaves_memory_while_a_simulator_is_made(monkeypatch):
+    noted, memory = [], "XLA_PYTHON_CLIENT_PREALLOCATE"
+
+    def task(num_envs, device, seed):
+        noted.append(os.environ.get(memory))
+        raise ConfigError("it is called")
+
+    fake = SimpleNamespace(
+        devices=lambda kind: [f"{kind}:0", f"{kind}:1"],
+        default_device=lambda place: noted.append(place) or nullcontext(),
+    )
+    monkeypatch.setitem(sys.modules, "jax", fake)
+    monkeypatch.setitem(sys.modules, "my_tasks", SimpleNamespace(task=task))
+    monkeypatch.setenv(memory, "")
+    env = EnvConfig(id="my_tasks:task", backend="device", simulator="brax")
+    for device, expected in (("cpu", ["cpu:0", None]), ("cuda:1", ["cuda:1", "false"])):
+        monkeypatch.delenv(memory)
+        with pytest.raises(ConfigError, match="it is called"):
+            make_device_envs(env, EnvNames(range(2), 0), torch.device(device), seed=0)
+        assert noted == expected
+        noted.clear()
+        monkeypatch.setenv(memory, "")
 
 
 # -- gymnax itself. --------------------------------------------------------------------------------------------

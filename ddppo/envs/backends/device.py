@@ -13,7 +13,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -43,15 +43,15 @@ from ddppo.models.actor_critic import Obs
 from ddppo.plugins import imported
 from ddppo.spaces import ActionSpec, ArraySpec, each
 
-_ADAPTERS = "ddppo.envs.simulators"
+_TORCH, _JAX = "ddppo.envs.simulators.torch_simulators", "ddppo.envs.simulators.jax_simulators"
 # env.simulator -> the class that brings what env.id makes into the form of TensorVecEnv; called as
 # Adapter(made, num_envs, device, names, seed, **env.simulator_options).
 SIMULATORS = {
-    "rsl_rl": f"{_ADAPTERS}.torch_simulators:RslRlEnvs",
-    "isaaclab": f"{_ADAPTERS}.torch_simulators:IsaacLabEnvs",
-    "maniskill": f"{_ADAPTERS}.torch_simulators:ManiSkillEnvs",
-    "gymnax": f"{_ADAPTERS}.jax_simulators:GymnaxEnvs",
-    "brax": f"{_ADAPTERS}.jax_simulators:BraxEnvs",
+    "rsl_rl": f"{_TORCH}:RslRlEnvs",
+    "isaaclab": f"{_TORCH}:IsaacLabEnvs",
+    "maniskill": f"{_TORCH}:ManiSkillEnvs",
+    "gymnax": f"{_JAX}:GymnaxEnvs",
+    "brax": f"{_JAX}:BraxEnvs",
 }
 _PROBED_ENVS = 2
 _PROBE_S = 900.0  # a simulator may compile for minutes
@@ -265,9 +265,10 @@ def _made(env: EnvConfig, names: EnvNames, device: torch.device, seed: int) -> T
     if adapter is not None:
         _check_options(env, adapter)
     try:
-        made = make(num_envs=num_envs, device=device, seed=seed, **given)
-        if adapter is not None:
-            made = adapter(made, num_envs, device, names, seed, **env.simulator_options)
+        with imported(f"{_JAX}:on_device")(device) if _is_jax(env) else nullcontext():
+            made = make(num_envs=num_envs, device=device, seed=seed, **given)
+            if adapter is not None:
+                made = adapter(made, num_envs, device, names, seed, **env.simulator_options)
     except ConfigError as e:
         raise ConfigError(f"{subject}: {e}") from e
     except Exception as e:
@@ -276,6 +277,10 @@ def _made(env: EnvConfig, names: EnvNames, device: torch.device, seed: int) -> T
             f"{in_one_line(e)}"
         ) from e
     return _checked(made, subject, num_envs, device)
+
+
+def _is_jax(env: EnvConfig) -> bool:
+    return SIMULATORS.get(env.simulator, "").startswith(_JAX)
 
 
 def _check_arguments(env: EnvConfig, make: Callable[..., Any], given: dict[str, Any]) -> None:
@@ -491,8 +496,7 @@ def main() -> None:
     def report(found: Probed, place: torch.device) -> None:
         writing.send((None, tuple(found)))
         # A simulator in JAX is a few functions, which can be made again; to compile them again takes minutes.
-        is_jax = SIMULATORS[env.simulator].startswith(f"{_ADAPTERS}.jax_simulators")
-        writing.send(None if is_jax else _why_one(env, place))
+        writing.send(None if _is_jax(env) else _why_one(env, place))
 
     try:
         _probe_anywhere(env, device, report)

@@ -12,6 +12,7 @@ depend on the others, and JAX's state is all there is to save.
 import importlib
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import gymnasium as gym
@@ -96,6 +97,20 @@ def make_playground(
     return env
 
 
+def on_device(device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context in which JAX computes on the rank's device; simulators put their models there when made."""
+    if (
+        device.type != "cpu"
+    ):  # JAX would take three quarters of the memory for itself, at the first use of the device
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    try:
+        jax = importlib.import_module("jax")
+    except ImportError:  # what is made here says which packages it needs
+        return nullcontext()
+    context: AbstractContextManager[Any] = jax.default_device(jax_device(jax, device))
+    return context
+
+
 def package(name: str, *commands: str) -> Any:
     """Import a package, or raise ConfigError with the commands of pip that install it."""
     try:
@@ -125,8 +140,6 @@ class JaxEnvs(SimulatorEnvs):
 
     def __init__(self, made: Any, num_envs: int, device: torch.device, names: EnvNames, seed: int) -> None:
         super().__init__(made, num_envs, device, names, seed)
-        if device.type != "cpu":  # JAX would take three quarters of the memory for itself
-            os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         self._jax = package("jax", "install 'jax<0.12'")
         self._place = jax_device(self._jax, device)
         self._is_on_cpu = device.type == "cpu"
