@@ -6,7 +6,7 @@ PROCESSES ?= 3
 PYTEST := $(PY) -m pytest -n $(PROCESSES) --no-loadscope-reorder
 .DEFAULT_GOAL := help
 
-.PHONY: help train check test test-all package bench-check docs lint format slurm-up slurm-down clean
+.PHONY: help train check test test-all test-jax package bench-check docs lint format slurm-up slurm-down clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -35,6 +35,12 @@ test: .venv/.installed  ## run the quick tests, without those that take longest:
 
 test-all: .venv/.installed  ## run every test, as CI does: also SLURM sweeps, hosts, learning, what is killed, most ranks, sums to the bit
 	$(PYTEST) --durations=40
+
+test-jax: .venv/.installed  ## try the adapters of simulators in JAX, with gymnax in an environment of its own (650 MB)
+	$(PYTHON) -m venv build/jax
+	build/jax/bin/pip install --quiet --disable-pip-version-check --no-deps -r tests/device/jax.lock
+	PYTHONPATH="$$($(PY) -c "import sysconfig; print(sysconfig.get_path('purelib'))")" \
+	  build/jax/bin/python -m pytest -n 0 tests/device/test_jax_simulators.py
 
 package: .venv/.installed  ## build the wheel, and try it in an environment of its own, away from here
 	$(PY) -m pytest tests/package
