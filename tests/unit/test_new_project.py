@@ -65,7 +65,7 @@ def installed(tmp_path_factory):
 
 
 def test_an_installed_project_trains_on_two_workers_from_any_folder_and_its_command_plays(installed):
-    run_dir = installed.folder / "run"
+    run_dir = installed.folder / "trained"
     settings = (
         "env=pendula",
         "model=pendula",
