@@ -246,7 +246,7 @@ def check_dtype(dtype: str, name: str, device: "torch.device") -> None:
 
 
 def set_numerics(matmul_precision: str, *, deterministic: bool) -> None:
-    """Set how torch multiplies float32 matrices, and whether it may use kernels whose results vary from run to run.
+    """Set how torch multiplies float32 matrices, and whether its kernels may give other results in every run.
 
     Call it before the device is used. cuBLAS is deterministic only with a workspace of fixed size.
     """

@@ -78,7 +78,7 @@ class DeviceTask(ABC):
         state, rewards, terminated = self.advance(self._state, actions)
         truncated = self._steps.add_(1) >= self._limit
         ended = terminated | truncated
-        # Every environment gets a first state, and those whose episode ended take it: a mask instead of a list.
+        # A first state is drawn for every environment. A mask chooses it where an episode ended.
         self._places.add_(ended, alpha=self._num_drawn)
         self._steps.masked_fill_(ended, 0)
         torch.where(ended[:, None], self._first_states(), state, out=self._state)

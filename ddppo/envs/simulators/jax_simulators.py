@@ -351,7 +351,7 @@ class BraxEnvs(JaxEnvs):
     """Environments of Brax and MuJoCo Playground, without any of their wrappers.
 
     Their AutoResetWrapper loses the last observation; here time limit and reset are done as theirs, which keeps it.
-    full_reset=true begins every episode anew, whose cost depends on the task. false begins all episodes of an
+    full_reset=true begins every episode anew; its cost depends on the task. false begins all episodes of an
     environment in the state of its first one, as Brax trains by default; what the task keeps in `info` goes on.
 
     Playground's critic reads the group "privileged_state", its policy "state".
