@@ -30,7 +30,7 @@ from ddppo.ppo.collector import Collector
 from ddppo.ppo.learner import GradientSync, Learner, Normalizers
 from ddppo.ppo.minibatches import MinibatchSource, outputs
 from ddppo.ppo.normalization import Gather, merge_moments
-from ddppo.ppo.rollout import FinishedEpisode, Rollout, Transitions
+from ddppo.ppo.rollout import ENDS, FinishedEpisode, Rollout, Transitions
 from ddppo.scaling import BatchShape
 from ddppo.spaces import each
 
@@ -109,8 +109,16 @@ class EpisodeCollector(Collector):
             episode_start=flags[3],
             action_mask=masks,
             raw_obs=each(lambda x: x[:-1], self.raw_obs),
+            ended_by=torch.from_numpy(_places(is_over, is_lost, terminated)).to(self.device),
         )
         return rollout, episodes
+
+
+def _places(is_over: np.ndarray, is_lost: np.ndarray, terminated: np.ndarray) -> np.ndarray:
+    """Return why each episode ended, `[E]` int8 places in ENDS. An episode that is not over was cut after T steps."""
+    words = [(is_lost, "failed"), (~is_over, "tokens"), (terminated.any(axis=0), "terminated")]
+    conditions, places = zip(*((which, ENDS.index(word)) for which, word in words), strict=True)
+    return np.select(conditions, places, ENDS.index("time_limit")).astype(np.int8)
 
 
 def _ended_in(t: int, ends: list[End]) -> list[int]:

@@ -10,12 +10,14 @@
 """
 
 import dataclasses
+import json
 import math
 import sys
 
 import torch
 
 from ddppo.algorithms.task_sampler import EpisodeResults
+from ddppo.collectives.group import gather_bytes
 from ddppo.device import peak_memory
 from ddppo.distributed.topologies.base import Collected, RankContext
 from ddppo.errors import CollectiveError, EvaluationFailed
@@ -24,6 +26,7 @@ from ddppo.loop.checkpointer import Checkpointer
 from ddppo.loop.env_messages import NoMessages
 from ddppo.loop.evaluation import RunEvaluator
 from ddppo.package import command
+from ddppo.ppo.rollout import EpisodeOutcome, outcome_metrics
 from ddppo.processes.signals import StopRequest
 from ddppo.records.metrics import USER_PREFIX, IterationReport
 from ddppo.records.profiling import NullProfiler
@@ -131,6 +134,7 @@ class Loop:
         with clock.phase("learn"):
             update = topology.learn(collected, iteration, share_done)
             results = self._episode_results(collected)
+            outcomes = self._outcomes()
 
         # 4. Environments publish and receive; the task sampler learns from the episodes' results.
         messages = self._env_messages.exchange()
@@ -161,6 +165,7 @@ class Loop:
 
         # 6. Metrics that are known on all ranks already.
         more = {USER_PREFIX + name: x for name, x in user_metrics.items()} | sampler.metrics()
+        more |= outcome_metrics(outcomes)
         if results is not None and len(known := results.achieved[~results.achieved.isnan()]):
             more["rollout/success_rate"] = known.mean().item()
         if more:
@@ -183,6 +188,17 @@ class Loop:
             columns[2] = rollout.valid.any(0)
         of_all = context.group.gather(local).sum(0)  # [W, 3, N] -> [3, N]
         return EpisodeResults(of_all[1], of_all[2]) if of_all[0].all() else None
+
+    def _outcomes(self) -> list[EpisodeOutcome]:
+        """Return the outcomes of the episodes of all ranks, in the order of environments; [] if none are reported."""
+        context = self.context
+        if context.model.collector_class is None:  # our own collectors report none
+            return []
+        collect = getattr(context.topology.collector, "outcomes", list)
+        own = json.dumps([dataclasses.asdict(outcome) for outcome in collect()])
+        parts, _ = gather_bytes(context.group, own.encode())
+        rows = [row for part in parts for row in json.loads(part)]
+        return sorted((EpisodeOutcome(**row) for row in rows), key=lambda outcome: outcome.env_index)
 
     # -- Evaluation.
 

@@ -5,6 +5,7 @@ their shapes.
 """
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -15,6 +16,17 @@ import torch
 from ddppo.errors import TrainingError
 from ddppo.models.actor_critic import ActorCritic, Obs
 from ddppo.spaces import each
+
+# Why an episode ended, by one word: in records, in metrics, and by its place here in `Transitions.ended_by`.
+ENDS = (
+    "terminated",  # by the task
+    "time_limit",  # truncated by the task
+    "max_turns",  # cut: env.max_turns turns are played
+    "tokens",  # cut: all of rollout_steps are used; a turn that is cut short is not played
+    "prompt",  # cut: a prompt or answer does not fit into the tokens that are left
+    "failed",  # the environment raised an error, or was lost
+)
+CUTS = ("max_turns", "tokens", "prompt")  # by the limits of training, and not by the task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +45,7 @@ class Transitions:
     raw_obs: Obs  # [T, E, *shape] as the task returned them; shares memory with obs if the two are equal
     # [E] of whole episodes: 1 or 0, whether the goal was achieved; NaN if unknown. None if the task never says.
     achieved: torch.Tensor | None = None
+    ended_by: torch.Tensor | None = None  # [E] int8 of whole episodes: place in ENDS
     extras: dict[str, torch.Tensor] = field(default_factory=dict)  # [T, E, ...] that `Algorithm.act` recorded
     # Successors, for an algorithm that needs them, else None. The successor of step (t, i) is obs[t + 1, i], or
     # last_obs[i] after the last row; where an episode ended it is the final observation of that episode.
@@ -91,6 +104,33 @@ class FinishedEpisode:
     length: int  # steps
 
 
+@dataclass(frozen=True, slots=True)
+class EpisodeOutcome:
+    """A whole episode of an iteration, in plain values. Collectors of whole episodes return them by `outcomes()`."""
+
+    env_index: int  # global index of its environment
+    ended_by: str  # one of ENDS; an episode that "failed" counts in no metric
+    length: int  # tokens that the policy typed
+    num_turns: int  # of the policy, as far as they were played
+
+
+def outcome_metrics(outcomes: Sequence[EpisodeOutcome]) -> dict[str, float]:
+    """Return metrics of the episodes of all ranks, without those that failed."""
+    of = [outcome for outcome in outcomes if outcome.ended_by != "failed"]
+    if not of:
+        return {}
+    lengths = [outcome.length for outcome in of]
+    found = {
+        "rollout/truncated": sum(outcome.ended_by in CUTS for outcome in of) / len(of),
+        "rollout/tokens_min": float(min(lengths)),
+        "rollout/tokens_mean": sum(lengths) / len(of),
+        "rollout/tokens_max": float(max(lengths)),
+        "rollout/turns_mean": sum(outcome.num_turns for outcome in of) / len(of),
+    }
+    ends = Counter(outcome.ended_by for outcome in of)
+    return found | {f"rollout/ended_by_{word}": ends[word] / len(of) for word in ENDS if word != "failed"}
+
+
 class RolloutCollector(Protocol):
     """Acts in the environments of a rank: `Collector`, or a class that `ActorCritic.collector_class` names.
 
@@ -120,6 +160,8 @@ class RolloutCollector(Protocol):
     def measured(self) -> dict[str, float]:
         """Return measurements of the last `collect`, by the names of TOPOLOGY_METRICS."""
         ...
+
+    # A collector of whole episodes may also have `outcomes() -> list[EpisodeOutcome]`, of the last `collect`.
 
 
 # -- Returns and lengths of training episodes.

@@ -132,6 +132,37 @@ LEARNING_METRICS: tuple[Metric, ...] = (
         "text episodes that achieved their task / text episodes with is_success in their info",
         "count",
     ),
+    *(
+        Metric(name, unit, EPISODES, f"text tasks: {meaning}", "count")
+        for name, unit, meaning in (
+            (
+                "rollout/truncated",
+                "fraction",
+                "episodes of the iteration that training cut: ended_by max_turns, tokens or prompt / those not lost",
+            ),
+            (
+                "rollout/tokens_min",
+                "tokens",
+                "tokens that the policy typed in the shortest of these episodes",
+            ),
+            ("rollout/tokens_mean", "tokens", "the mean of these episodes"),
+            ("rollout/tokens_max", "tokens", "the longest of these episodes"),
+            ("rollout/turns_mean", "turns", "turns played in an episode"),
+            ("rollout/ended_by_terminated", "fraction", "episodes that the task terminated"),
+            ("rollout/ended_by_time_limit", "fraction", "episodes that the task truncated"),
+            ("rollout/ended_by_max_turns", "fraction", "episodes cut after env.max_turns turns"),
+            (
+                "rollout/ended_by_tokens",
+                "fraction",
+                "episodes cut after ppo.rollout_steps tokens; a turn cut short is not played",
+            ),
+            (
+                "rollout/ended_by_prompt",
+                "fraction",
+                "episodes cut because a prompt or answer did not fit into the tokens that were left",
+            ),
+        )
+    ),
     Metric(
         "rollout/failed",
         "rollouts",

@@ -10,7 +10,7 @@ from ddppo.config.variants import settings_of
 from ddppo.envs.make import make_vec_env
 from ddppo.models.build import build_model
 from ddppo.ppo.collector import Collector
-from ddppo.ppo.rollout import FinishedEpisode
+from ddppo.ppo.rollout import ENDS, FinishedEpisode
 from tests.unit.test_collector import CPU, DISCRETE, CountingEnvs, noise
 
 
@@ -35,6 +35,7 @@ def test_a_rollout_is_one_episode_of_each_environment_and_nothing_after_its_end(
     assert rollout.truncated.nonzero().tolist() == [[4, 1]]
     assert rollout.episode_start.nonzero().tolist() == [[0, 0], [0, 1]]
     assert episodes == [FinishedEpisode(2, 6, 3.0, 3), FinishedEpisode(4, 7, 10.0, 5)]
+    assert [ENDS[place] for place in rollout.ended_by] == ["terminated", "time_limit"]
 
 
 def test_nobody_is_stepped_once_all_episodes_are_over():
@@ -48,6 +49,7 @@ def test_an_episode_that_is_longer_than_the_rollout_is_cut_there():
     assert rollout.valid.sum(dim=0).tolist() == [3, 4]
     assert rollout.truncated.nonzero().tolist() == [[3, 1]]
     assert episodes == [FinishedEpisode(2, 6, 3.0, 3), FinishedEpisode(3, 7, 6.0, 4)]
+    assert [ENDS[place] for place in rollout.ended_by] == ["terminated", "tokens"]
 
 
 def test_nothing_is_left_of_the_rollout_before():

@@ -29,7 +29,7 @@ _TYPES = (
 )
 # Fields with environments along their first dimension, or with rows of single environments. All others are
 # `[T, E, ...]`, but for the state of a model with memory, `[C, E, S]`.
-_WITHOUT_TIME = ("achieved", "last_obs", "last_mask", "final_obs", "ends")
+_WITHOUT_TIME = ("achieved", "ended_by", "last_obs", "last_mask", "final_obs", "ends")
 _STATE = "state"
 
 
@@ -148,7 +148,10 @@ class RolloutMessage:
 
 
 # Fields that a rollout may lack: None, where no rank has sent one.
-_OPTIONAL = ("action_mask", "achieved", "last_obs", "last_mask", "final_obs", "ends", "ratios", "state")
+_OPTIONAL = (
+    *("action_mask", "achieved", "ended_by", "last_obs", "last_mask", "final_obs", "ends"),
+    *("ratios", "state"),
+)
 _Parts = dict[tuple[str, str | None], _Array]
 
 

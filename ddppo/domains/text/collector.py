@@ -24,7 +24,7 @@ from ddppo.domains.text.tokenizers import Dialogue, Tokenizer, make_tokenizer
 from ddppo.domains.text.turns import Turn, Turns, make_turns
 from ddppo.envs.vec_env import EnvNames
 from ddppo.errors import ConfigError, EnvOutputError, TrainingError
-from ddppo.ppo.rollout import FinishedEpisode, Rollout
+from ddppo.ppo.rollout import EpisodeOutcome, FinishedEpisode, Rollout
 from ddppo.scaling import BatchShape
 
 
@@ -46,7 +46,7 @@ class TextCollector:
     of environment i has its own noise.
 
     An episode is truncated when its `num_tokens` are used up, or after `max_turns`. A turn that runs out of tokens is
-    not played. An episode that failed has no valid row in the rollout.
+    not played. An episode that failed has no valid row in the rollout. `ended_by` says why each episode ended.
     """
 
     def __init__(
@@ -183,6 +183,24 @@ class TextCollector:
         """Whether each episode just played achieved its task `[E]`: 1 or 0, NaN if unknown."""
         return self._record.achieved
 
+    def outcomes(self) -> list[EpisodeOutcome]:
+        """Return what became of each episode just played, in the order of environments."""
+        record = self._record
+        return [
+            EpisodeOutcome(
+                env_index=self.first_env + i,
+                ended_by=ended_by or "failed",
+                length=int(record.own[:, i].sum()),
+                num_turns=int(self._num_turns[i]),
+            )
+            for i, ended_by in enumerate(record.ended_by)
+        ]
+
+    @property
+    def ended_by(self) -> list[str | None]:
+        """Why each episode just played ended `[E]`, by one of ENDS."""
+        return self._record.ended_by
+
     def measured(self) -> dict[str, float]:
         """Return counts and durations of the last `play`, by names of TOPOLOGY_METRICS."""
         num_tokens, seconds = int(self._record.own.sum()), self._t_typed
@@ -209,7 +227,7 @@ class TextCollector:
         """Record the answer of an environment; return whether its episode continues with a turn of the policy."""
         record, i, dialogue = self._record, turn.env, self._dialogues[turn.env]
         if turn.failed:
-            record.failed[i] = True
+            record.end(i, "failed")
             return False
         self._num_turns[i] += dialogue is not None
         self._record_success(turn)
@@ -227,12 +245,17 @@ class TextCollector:
         row = record.last[i]
         record.rewards[row, i] = self._checked_reward(turn)
         if turn.terminated:
-            record.terminated[row, i] = True
+            record.end(i, "terminated")
             return False
-        has_room = record.read(i, dialogue.observe(turn.obs))
-        was_last_turn = self._num_turns[i] == self.generation.max_turns
-        record.truncated[row, i] = turn.truncated or not has_room or was_last_turn
-        return not record.truncated[row, i]
+        answer, room = dialogue.observe(turn.obs), record.room(i)
+        has_room = record.read(i, answer)
+        if turn.truncated:
+            record.end(i, "time_limit")
+        elif self._num_turns[i] == self.generation.max_turns:
+            record.end(i, "max_turns")
+        elif not has_room:
+            record.end(i, "prompt" if len(answer) > room else "tokens")
+        return record.ended_by[i] is None
 
     def _record_success(self, turn: Turn) -> None:
         """Record info["is_success"] if the environment reports it. The last report of an episode counts."""
@@ -278,7 +301,7 @@ class TextCollector:
                 if dialogue.is_over:
                     self.turns.act(i, dialogue.action())
                 elif record.is_full(i):
-                    record.truncated[record.last[i], i] = True
+                    record.end(i, "tokens")
                 else:
                     unfinished.append(i)
             envs = np.array(unfinished, np.int64)

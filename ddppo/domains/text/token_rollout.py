@@ -15,7 +15,7 @@ import torch
 from ddppo.domains.text.policy import TokenActorCritic
 from ddppo.ppo.advantages import Estimates
 from ddppo.ppo.minibatches import Minibatch, fields_of
-from ddppo.ppo.rollout import FinishedEpisode, Rollout
+from ddppo.ppo.rollout import ENDS, FinishedEpisode, Rollout
 
 _TOKENS_PER_FORWARD = 2**15  # bounds the memory of a forward pass over whole episodes; no effect on results
 
@@ -34,12 +34,30 @@ class EpisodeRecord:
         self.rewards = np.zeros((num_tokens, num_envs))
         self.terminated = np.zeros((num_tokens, num_envs), bool)
         self.truncated = np.zeros((num_tokens, num_envs), bool)
-        self.failed = np.zeros(num_envs, bool)
+        self.ended_by: list[str | None] = [
+            None
+        ] * num_envs  # one of ENDS; None while the episode is under way
         self.achieved = np.full(num_envs, np.nan)  # 1 or 0; NaN until the environment reports it
+
+    @property
+    def failed(self) -> np.ndarray:
+        """Whether each episode failed `[E]`."""
+        return np.array([word == "failed" for word in self.ended_by])
+
+    def end(self, env: int, ended_by: str) -> None:
+        """End an episode by one of ENDS: the flag of its last own row, if it has one, says whether it was truncated."""
+        self.ended_by[env] = ended_by
+        if (row := self.last[env]) >= 0 and ended_by != "failed":
+            flags = self.terminated if ended_by == "terminated" else self.truncated
+            flags[row, env] = True
+
+    def room(self, env: int) -> int:
+        """Return how many tokens the row still holds."""
+        return int(self.tokens.shape[1] - self.lengths[env])
 
     def is_full(self, env: int) -> bool:
         """Return whether there is no room for another token."""
-        return bool(self.lengths[env] == self.tokens.shape[1])
+        return self.room(env) == 0
 
     def read(self, env: int, tokens: list[int]) -> bool:
         """Append tokens of the environment, cut to the room that is left; return whether the policy can still type."""
@@ -112,6 +130,9 @@ class EpisodeRecord:
             raw_obs=obs,
             has_gaps=True,
             achieved=torch.from_numpy(np.where(self.failed, np.nan, self.achieved)).to(device, dtype),
+            ended_by=torch.tensor(
+                [ENDS.index(word or "failed") for word in self.ended_by], dtype=torch.int8
+            ).to(device),
         )
 
     def _evaluate(

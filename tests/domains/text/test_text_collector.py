@@ -13,6 +13,7 @@ from ddppo.domains.text.turns import make_turns
 from ddppo.envs.probing.probe import probe
 from ddppo.errors import EnvError, EnvOutputError, TrainingError
 from ddppo.models.build import build_model
+from ddppo.ppo.rollout import ENDS, EpisodeOutcome, outcome_metrics
 from ddppo.seeding import action_noise
 from tests.domains.text.text_tasks import TIERS, WORDS, RepeatEnv
 
@@ -314,6 +315,55 @@ def test_where_the_environment_truncates_it_is_the_same():
     limited, _ = played(made(kwargs={"turns": 9}, max_turns=2))
     for field in ("obs", "actions", "truncated", "next_values", "rewards"):
         assert torch.equal(getattr(rollout, field), getattr(limited, field)), field
+
+
+@pytest.mark.parametrize(
+    ("how", "ended_by", "num_turns"),
+    [
+        ({}, "terminated", 2),
+        ({"kwargs": {"truncates": True}}, "time_limit", 2),
+        ({"max_turns": 1}, "max_turns", 1),
+        ({"max_turns": 2, "kwargs": {"truncates": True}}, "time_limit", 2),
+        # A prompt of 2 tokens; the turn of 3 bytes is cut short, and not played.
+        ({"task": BYTES, "length": 3, "obs_tokens": 2, "turn_tokens": 3}, "tokens", 0),
+        # A prompt of 2 tokens, a turn of 1 and an answer of 2.
+        ({"length": 3, "turn_tokens": 1}, "prompt", 1),  # one token is left for the answer
+        ({"length": 4, "turn_tokens": 1}, "tokens", 1),  # the answer fills the row
+        ({"max_restarts": 1, "kwargs": {"fails": TIERS}}, "failed", 1),
+    ],
+)
+def test_why_an_episode_ended_is_one_word(how, ended_by, num_turns):
+    collector = made(**how)
+    rollout, _ = played(collector, tasks=["north"] * 6)
+    assert collector.ended_by == [ended_by] * 6
+    assert [ENDS[place] for place in rollout.ended_by] == [ended_by] * 6
+    found = [(o.env_index, o.ended_by, o.num_turns) for o in collector.outcomes()]
+    assert found == [(i, ended_by, num_turns) for i in range(6)]
+    if ended_by != "failed":
+        assert [o.length for o in collector.outcomes()] == rollout.valid.sum(dim=0).tolist()
+
+
+def test_metrics_of_episodes_leave_out_those_that_failed():
+    outcomes = [
+        EpisodeOutcome(0, "terminated", 4, 2),
+        EpisodeOutcome(1, "tokens", 9, 3),
+        EpisodeOutcome(2, "failed", 99, 9),
+        EpisodeOutcome(3, "time_limit", 5, 1),
+        EpisodeOutcome(4, "max_turns", 2, 2),
+    ]
+    assert outcome_metrics(outcomes) == {
+        "rollout/truncated": 0.5,
+        "rollout/tokens_min": 2,
+        "rollout/tokens_mean": 5,
+        "rollout/tokens_max": 9,
+        "rollout/turns_mean": 2,
+        "rollout/ended_by_terminated": 0.25,
+        "rollout/ended_by_time_limit": 0.25,
+        "rollout/ended_by_max_turns": 0.25,
+        "rollout/ended_by_tokens": 0.25,
+        "rollout/ended_by_prompt": 0,
+    }
+    assert outcome_metrics(outcomes[2:3]) == {}
 
 
 def test_values_of_the_next_are_those_of_the_policy_s_next_token():
