@@ -293,6 +293,13 @@ class LogConfig:
         "count: [my_pkg.metrics:pushed_left] (docs/guide/metric.md)",
         factory=list,
     )
+    rollouts: str = setting(
+        "sampled",
+        "tasks of text: which rollouts are recorded in rollouts/ of the run folder, for python -m ddppo.rollouts: "
+        "none, sampled (of each iteration one group, the best and the worst; of evaluations all), all "
+        "(docs/rollouts.md)",
+        choices=("none", "sampled", "all"),
+    )
     progress: str = setting(
         "auto",
         "display: rich (live), plain (one line every few seconds), none, auto (by terminal)",

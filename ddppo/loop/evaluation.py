@@ -322,6 +322,13 @@ class Evaluator:
         """Return metrics of the evaluation beside those of returns and lengths."""
         return {}
 
+    def write_rollouts(self, run_dir: Path, iteration: int, env_steps: int, by: str) -> None:
+        """Record the episodes of the last `play` in the run folder, if this kind of tasks has records of rollouts.
+
+        iteration, env_steps: of training, before the evaluation. by: part of the file's name: the rank, or the seed.
+        Raises StorageError.
+        """
+
 
 def evaluator_of(spec: EnvSpec) -> type[Evaluator]:
     """Return the class that evaluates policies in tasks with this kind of actions."""

@@ -26,7 +26,8 @@ from ddppo.loop.checkpointer import Checkpointer
 from ddppo.loop.env_messages import NoMessages
 from ddppo.loop.evaluation import RunEvaluator
 from ddppo.package import command
-from ddppo.ppo.rollout import EpisodeOutcome, outcome_metrics
+from ddppo.plugins import imported
+from ddppo.ppo.rollout import EpisodeOutcome, OwnWriter, outcome_metrics
 from ddppo.processes.signals import StopRequest
 from ddppo.records.metrics import USER_PREFIX, IterationReport
 from ddppo.records.profiling import NullProfiler
@@ -66,6 +67,12 @@ class Loop:
         )
         # These backends run the task's code in this process, where it may replace our signal handlers.
         self._runs_task_code = context.derived["env_backend"] in ("auto", "sync", "gym_vector", "device")
+        self._rollout_writer: OwnWriter | None = None
+        if (path := context.model.rollout_writer_class) is not None:
+            writer_class = imported(path)
+            self._rollout_writer = writer_class(
+                context, checkpointer.run_dir, progress.iteration, progress.env_steps
+            )
         self.failed: list[dict[str, str]] = []  # steps after training that failed, for summary.json
         self.lost: CollectiveError | None = None  # a rank was lost in the final evaluation
 
@@ -135,6 +142,8 @@ class Loop:
             update = topology.learn(collected, iteration, share_done)
             results = self._episode_results(collected)
             outcomes = self._outcomes()
+        if self._rollout_writer is not None:
+            self._rollout_writer.write(iteration)
 
         # 4. Environments publish and receive; the task sampler learns from the episodes' results.
         messages = self._env_messages.exchange()
@@ -233,6 +242,11 @@ class Loop:
                 )
             except EvaluationFailed as e:  # raised after this block, which then has excluded its time
                 failure, is_best = e, False
+            else:
+                self._evaluator.evaluator.write_rollouts(
+                    self._checkpointer.run_dir, self.progress.iteration, self.progress.env_steps,
+                    f"rank_{self.context.group.rank}",
+                )  # fmt: skip
             if is_best:
                 self._checkpointer.save_best()
             # Without this barrier other ranks would count rank 0's copying as waiting in their next iteration.

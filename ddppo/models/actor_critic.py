@@ -132,6 +132,9 @@ class ActorCritic(nn.Module, abc.ABC):
         None  # cuts a rollout into minibatches: a ddppo.ppo.minibatches.OwnMinibatches
     )
     check_class: str | None = None  # checks the model before a run: a ddppo.models.model_check.ModelCheck
+    rollout_writer_class: str | None = (
+        None  # records rollouts in the run folder: a ddppo.ppo.rollout.OwnWriter
+    )
 
     # -- Compilation of the learner's step.
 

@@ -5,10 +5,12 @@ from typing import Any
 
 import numpy as np
 
+from ddppo.errors import StorageError
 from ddppo.loop.evaluation import Evaluator, Scores, evaluator_of
 from ddppo.policies.loading import Trained
 from ddppo.records.summary import evaluation_metrics
 from ddppo.statistics import LEAST_SEEDS, bootstrap, iqm
+from ddppo.terminal import warn
 
 _MAX_ENVS = 64  # side by side
 
@@ -82,6 +84,12 @@ def _played(
     episodes = range(evaluator.num_episodes(num_episodes))
     num_envs, options = min(len(episodes), _MAX_ENVS), trained.state.get("options")
     (rows,) = evaluator.play([episodes], num_envs, seed, options, deterministic=deterministic)
+    # Records of rollouts (of text) are a by-product: a folder that cannot be written must not cost the scores.
+    try:
+        state = trained.state
+        evaluator.write_rollouts(trained.run_dir, state["iteration"], state["env_steps"], f"seed_{seed}")
+    except StorageError as e:
+        warn(f"the episodes are not recorded: {e}")
     return evaluator.scores(rows.T.tolist())
 
 

@@ -164,6 +164,17 @@ class RolloutCollector(Protocol):
     # A collector of whole episodes may also have `outcomes() -> list[EpisodeOutcome]`, of the last `collect`.
 
 
+class OwnWriter(Protocol):
+    """Records rollouts in the run folder: a class that `ActorCritic.rollout_writer_class` names.
+
+    It is made on every rank as `Class(context, run_dir, iteration, env_steps)`, and goes on after this iteration.
+    """
+
+    def write(self, iteration: int) -> None:
+        """Record rollouts of the iteration just collected and learned from. All ranks call it. Raises StorageError."""
+        ...
+
+
 # -- Returns and lengths of training episodes.
 
 

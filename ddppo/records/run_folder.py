@@ -142,6 +142,7 @@ class RunFolder:
                 "checkpoints/best.pt",
                 "checkpoints/best.previous.pt",
                 "best",
+                "rollouts",
             )
             if aside := [path.name for name in names if (path := move_aside(self.path / name))]:
                 warn(

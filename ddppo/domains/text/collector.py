@@ -18,6 +18,7 @@ from ddppo.config.settings import Config
 from ddppo.distributed.topologies.base import RankContext
 from ddppo.domains.text.policy import TokenActorCritic
 from ddppo.domains.text.rank_turns import RankTurns, TurnsServer
+from ddppo.domains.text.rollouts import Transcript
 from ddppo.domains.text.settings import text_settings
 from ddppo.domains.text.token_rollout import EpisodeRecord
 from ddppo.domains.text.tokenizers import Dialogue, Tokenizer, make_tokenizer
@@ -148,8 +149,8 @@ class TextCollector:
     def reset(self, seeds: Sequence[int], options: Sequence[Mapping[str, Any]] | None = None) -> None:
         """Start the episode of the next `play` in every environment, each from its own seed."""
         self._clear()
-        self._started_from = list(zip(seeds, options or [{}] * len(seeds), strict=True))
-        for i, (seed, option) in enumerate(self._started_from):
+        self.started_from = list(zip(seeds, options or [{}] * len(seeds), strict=True))
+        for i, (seed, option) in enumerate(self.started_from):
             self.turns.begin(i, seed, option)
 
     def collect(self, noise: np.ndarray | None) -> tuple[Rollout, list[FinishedEpisode]]:
@@ -177,6 +178,11 @@ class TextCollector:
             began = time.perf_counter()
         del self._cache  # keys and values of every layer: the largest tensors of acting
         return self._record.episodes(self.first_env)
+
+    @property
+    def played(self) -> EpisodeRecord:
+        """The tokens and rewards of the episodes just played; their texts are in `transcripts`."""
+        return self._record
 
     @property
     def achieved(self) -> np.ndarray:
@@ -216,6 +222,7 @@ class TextCollector:
         num_envs = self.turns.num_envs
         self._record = EpisodeRecord(self.num_tokens, num_envs, self.tokenizer.pad)
         self._dialogues: list[Dialogue | None] = [None] * num_envs
+        self.transcripts = [Transcript() for _ in range(num_envs)]
         # Tokens of each environment that are in the model's cache.
         self._num_read = np.zeros(num_envs, np.int64)
         self._num_turns = np.zeros(num_envs, np.int64)
@@ -230,6 +237,7 @@ class TextCollector:
             record.end(i, "failed")
             return False
         self._num_turns[i] += dialogue is not None
+        self.transcripts[i].answered(turn)
         self._record_success(turn)
         # The first answer of an episode is its prompt. It has no reward and never ends the episode.
         if dialogue is None:
@@ -275,7 +283,7 @@ class TextCollector:
         raise self._bad_output(turn, f"{turn.reward:g}{more} as the reward", remedy)
 
     def _bad_output(self, turn: Turn, found: str, remedy: str) -> EnvOutputError:
-        seed, options = self._started_from[turn.env]
+        seed, options = self.started_from[turn.env]
         task = f" of the task {options['task']}" if "task" in options else ""
         return EnvOutputError(
             f"{self.turns.names(turn.env)} returned {found} in turn {self._num_turns[turn.env]} of the episode{task} "
@@ -299,7 +307,8 @@ class TextCollector:
                 dialogue = self._dialogue(i)
                 dialogue.push(token)
                 if dialogue.is_over:
-                    self.turns.act(i, dialogue.action())
+                    self.transcripts[i].typed(action := dialogue.action())
+                    self.turns.act(i, action)
                 elif record.is_full(i):
                     record.end(i, "tokens")
                 else:

@@ -7,12 +7,14 @@ does not matter.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from ddppo.domains.text.collector import TextCollector
 from ddppo.domains.text.policy import TokenActorCritic
+from ddppo.domains.text.rollouts import FOLDER, RolloutRecord, records_of, write_records
 from ddppo.domains.text.turns import make_turns
 from ddppo.errors import TrainingError
 from ddppo.loop.evaluation import Evaluator, Scores
@@ -31,6 +33,7 @@ def play_tasks(
     episodes: Sequence[int],
     seed: int,
     check_stop: Callable[[], None] = lambda: None,
+    look: Callable[[TextCollector, Sequence[int]], None] = lambda collector, wave: None,
 ) -> torch.Tensor:
     """Play the episodes with these numbers, in waves of one episode per environment.
 
@@ -38,6 +41,7 @@ def play_tasks(
 
     Args:
         check_stop: called before each wave; it raises if the run is to stop.
+        look: called after each wave, with the numbers of its episodes, which are those of the first environments.
     """
     num_envs, tasks = collector.turns.num_envs, list(collector.turns.spec.tasks or ())
     rows = torch.full((len(episodes), 3), math.nan, dtype=torch.float64)
@@ -53,6 +57,7 @@ def play_tasks(
             if i < len(wave):
                 numbers_of_one = (episode.episode_return, episode.length, collector.achieved[i])
                 rows[first + i] = torch.tensor(numbers_of_one, dtype=torch.float64)
+        look(collector, wave)
     return rows
 
 
@@ -66,6 +71,7 @@ class TextEvaluator(Evaluator):
     num_columns = 3  # return, number of typed tokens, and success
     unit = "tokens"
     in_training_envs = True
+    _records: Sequence[RolloutRecord] = ()  # of the last `play`
 
     def num_episodes(self, asked: int) -> int:
         return rounded_up(asked, self.policy.spec.tasks)
@@ -76,10 +82,26 @@ class TextEvaluator(Evaluator):
     ) -> list[torch.Tensor]:  # fmt: skip
         """Play episodes with the likeliest tokens. `num_envs` and `options` are not used."""
         assert deterministic, "checked before"
+        records: list[RolloutRecord] = []
+        self._records = records
+
+        def look(collector: TextCollector, wave: Sequence[int]) -> None:
+            if self.config.log.rollouts != "none":
+                played = records_of(
+                    collector,
+                    range(len(wave)),
+                    kind="evaluation",
+                    iteration=0,
+                    env_steps=0,
+                    group=None,
+                    policy=0,
+                )
+                records.extend(replace(record, env=j) for record, j in zip(played, wave, strict=True))
+
         # During training: the collector of this rank.
         if self.collector is not None:
             assert isinstance(self.collector, TextCollector)
-            return [play_tasks(self.collector, chunk, seed, check_stop) for chunk in chunks]
+            return [play_tasks(self.collector, chunk, seed, check_stop, look) for chunk in chunks]
         # Without training: environments of our own.
         config, model = self.config, self.policy.model
         env = config.env
@@ -92,7 +114,7 @@ class TextEvaluator(Evaluator):
         assert isinstance(model, TokenActorCritic)
         try:
             collector = TextCollector.from_config(config, turns, model, first_env=0, device=device)
-            return [play_tasks(collector, chunk, seed, check_stop) for chunk in chunks]
+            return [play_tasks(collector, chunk, seed, check_stop, look) for chunk in chunks]
         finally:
             turns.close()
 
@@ -121,3 +143,16 @@ class TextEvaluator(Evaluator):
                 if tier:
                     found.setdefault(SUCCESS_RATE_PREFIX + tier, []).append(achieved)
         return {name: sum(each) / len(each) for name, each in found.items()}
+
+    def write_rollouts(self, run_dir: Path, iteration: int, env_steps: int, by: str) -> None:
+        """Record the episodes of the last `play`: all of them, unless log.rollouts=none."""
+        records = [
+            replace(record, iteration=iteration, env_steps=env_steps, policy=iteration)
+            for record in self._records
+        ]
+        self._records = ()
+        if records:
+            folder, name = run_dir / FOLDER, f"eval_{env_steps:012d}"
+            # A rank has a folder of its own: two ranks may have the same process id, and so the same temporary name.
+            path = folder / by / f"{name}.jsonl" if by.startswith("rank_") else folder / f"{name}_{by}.jsonl"
+            write_records(path, records)

@@ -49,6 +49,7 @@ class TokenActorCritic(ActorCritic):
     collector_class = "ddppo.domains.text.collector:TextCollector"
     minibatch_class = "ddppo.domains.text.token_rollout:TokenMinibatches"
     check_class = "ddppo.domains.text.policy:TokenModelCheck"
+    rollout_writer_class = "ddppo.domains.text.rollouts:RolloutWriter"
     takes_text = True
     stays_eager = "episodes are of other lengths in every minibatch"
     most_tokens: int | None = None  # tokens of a row that the model can read; None: any number

@@ -1,0 +1,401 @@
+"""The command `python -m ddppo.rollouts`: rollouts of a run on the terminal, as a page, and as a log for Inspect.
+
+`view` is the command; `fitting` applies the filters, `listed` and `in_full` are the terminal's views, `page` makes the
+HTML file and `write_inspect` the `.eval` file. Texts of rollouts are shown, never interpreted: a policy may type
+anything, HTML and control characters of terminals included.
+"""
+
+import html
+import io
+import json
+import re
+import zipfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from omegaconf import MISSING
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ddppo.config.fields import setting
+from ddppo.domains.text.rollouts import RolloutRecord, read_rollouts
+from ddppo.errors import ConfigError, near
+from ddppo.files import jsonable, replacing, write_text
+from ddppo.ppo.rollout import ENDS
+
+_LISTED = 20  # rollouts of a list, unless `most` says otherwise
+_MOST_NAMED = 12  # values that a message lists
+# Characters that change what a terminal or browser shows around them: controls, and marks of writing direction.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+@dataclass(slots=True)
+class RolloutsConfig:
+    run: str = setting(MISSING, "the run folder")
+    # Which rollouts.
+    name: str | None = setting(None, "one rollout in full, by its name in the list, such as 12.5")
+    task: str | None = setting(None, "rollouts of this task")
+    tier: str | None = setting(None, "rollouts of tasks of this tier")
+    kind: str | None = setting(
+        None, "training, or evaluation (also by ddppo.evaluate)", choices=("training", "evaluation")
+    )
+    iteration: str | None = setting(None, "iteration of training, or a range: 10..20, 10.., ..20")
+    env: str | None = setting(None, "global index of the environment, or a range")
+    group: str | None = setting(None, "group of rollouts that began equally, or a range")
+    success: bool | None = setting(None, "true: the task was achieved; false: it was not")
+    ended_by: str | None = setting(None, f"why it ended: {', '.join(ENDS)}", choices=ENDS)
+    min_return: float | None = setting(None, "least return")
+    max_return: float | None = setting(None, "greatest return")
+    contains: str | None = setting(
+        None, "text in the prompt, a command or an answer; upper and lower case are equal"
+    )
+    # Which of these, and how they are shown.
+    best: int | None = setting(None, "so many of the highest return", low=1)
+    worst: int | None = setting(None, "so many of the lowest return", low=1)
+    most: int = setting(_LISTED, "rollouts of the list, the newest", low=1)
+    full: bool = setting(False, "show each rollout of the list in full")
+    # Files.
+    html: str | None = setting(None, "file for a page with the rollouts and filters, such as page.html")
+    inspect: str | None = setting(None, "file for the viewer of Inspect (inspect-ai), such as run.eval")
+
+
+def view(options: RolloutsConfig, width: int | None = None) -> str:
+    """Return the text for the terminal; write the files that the options ask for. Raises ConfigError, StorageError."""
+    for key, path, suffix in (("html", options.html, ".html"), ("inspect", options.inspect, ".eval")):
+        if path is not None and (Path(path).suffix != suffix or not Path(path).absolute().parent.is_dir()):
+            raise ConfigError(f"{key}={path}: a file that ends in {suffix}, in a folder that is there")
+    run_dir = Path(options.run)
+    records = read_rollouts(run_dir)
+    found = fitting(records, options)
+    # Files hold all rollouts that fit; the terminal lists some.
+    lines = []
+    if options.html is not None:
+        write_text(Path(options.html), page(found, str(run_dir)))
+        lines.append(f"{options.html}: a page of {counted(found)}")
+    if options.inspect is not None:
+        write_inspect(Path(options.inspect), found, str(run_dir))
+        lines.append(f"{options.inspect}: {counted(found)}, for `inspect view start --log-dir <its folder>`")
+    if lines:
+        return "\n".join(lines)
+    if len(found) == 1 or options.full:
+        return "\n\n".join(in_full(record, width) for record in found[-options.most :])
+    return listed(found, len(records), options.most, width)
+
+
+# -- Filters.
+
+
+def fitting(records: Sequence[RolloutRecord], options: RolloutsConfig) -> list[RolloutRecord]:
+    """Return the records that fit the options. Raises ConfigError if none does, naming the filter that excludes all."""
+    low = -float("inf") if options.min_return is None else options.min_return
+    high = float("inf") if options.max_return is None else options.max_return
+    sought = (options.contains or "").lower()
+    filters: list[tuple[str, Any, Callable[[RolloutRecord], bool]]] = [
+        ("name", options.name, lambda r: r.name == options.name),
+        ("task", options.task, lambda r: r.task == options.task),
+        ("tier", options.tier, lambda r: r.tier == options.tier),
+        ("kind", options.kind, lambda r: r.kind == options.kind),
+        ("iteration", options.iteration, _within("iteration", options.iteration)),
+        ("env", options.env, _within("env", options.env)),
+        ("group", options.group, _within("group", options.group)),
+        ("success", options.success, lambda r: r.is_success is options.success),
+        ("ended_by", options.ended_by, lambda r: r.ended_by == options.ended_by),
+        ("min_return", options.min_return, lambda r: r.episode_return is not None and r.episode_return >= low),
+        ("max_return", options.max_return, lambda r: r.episode_return is not None and r.episode_return <= high),
+        ("contains", options.contains, lambda r: any(sought in text.lower() for text in _texts(r))),
+    ]  # fmt: skip
+    found = list(records)
+    for key, value, fits in filters:
+        if value is None:
+            continue
+        kept = [record for record in found if fits(record)]
+        if not kept:
+            raise ConfigError(
+                f"{key}={_shown(value)}: none of {counted(found)} fits{_known(key, value, found)}"
+            )
+        found = kept
+    return _extremes(found, options)
+
+
+def _extremes(records: list[RolloutRecord], options: RolloutsConfig) -> list[RolloutRecord]:
+    """Return the best and the worst rollouts, if the options ask for them, else all. Failed rollouts have no return."""
+    if options.best is None and options.worst is None:
+        return records
+    ranked = sorted(
+        (r for r in records if r.episode_return is not None), key=lambda r: -(r.episode_return or 0)
+    )
+    best = ranked[: options.best or 0]
+    worst = ranked[-options.worst :] if options.worst else []
+    return [*best, *(record for record in worst if record not in best)]
+
+
+def _within(key: str, given: str | None) -> Callable[[RolloutRecord], bool]:
+    """Return the test of a number or range: 12, 10..20, 10.., ..20. Raises ConfigError if it is neither."""
+    if given is None:
+        return lambda record: True
+    found = re.fullmatch(r"(?P<low>\d*)(?P<range>\.\.)?(?P<high>\d*)", given.strip())
+    if found is None or not (found["low"] or found["high"]) or (found["high"] and not found["range"]):
+        raise ConfigError(f"{key}={given}: a number, or a range such as 10..20, 10.. or ..20")
+    low = int(found["low"] or 0)
+    high = int(found["high"] or 10**18) if found["range"] else low
+
+    def fits(record: RolloutRecord) -> bool:
+        number = getattr(record, key)
+        is_of_training = key == "iteration" or record.kind == "training"
+        return number is not None and is_of_training and low <= number <= high
+
+    return fits
+
+
+def _known(key: str, value: Any, records: Sequence[RolloutRecord]) -> str:
+    """Return, for a message, the values of a filter that records have."""
+    if key not in ("name", "task", "tier", "ended_by", "kind", "iteration", "group"):
+        return ""
+    names = [str(x) for x in dict.fromkeys(getattr(record, key) for record in records) if x is not None]
+    more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
+    if not names:
+        return f": they have no {key}"
+    return f"{near(str(value), names)}: there are {', '.join(names[:_MOST_NAMED])}{more}"
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _texts(record: RolloutRecord) -> Iterable[str]:
+    for text in (
+        record.system,
+        record.prompt,
+        *(x for t in record.turns for x in (t.typed, t.action, t.answer)),
+    ):
+        if text:
+            yield text
+
+
+def counted(records: Sequence[RolloutRecord]) -> str:
+    return f"{len(records):,} rollout{'s' if len(records) != 1 else ''}"
+
+
+# -- The terminal.
+
+
+def listed(records: Sequence[RolloutRecord], num_all: int, most: int, width: int | None = None) -> str:
+    """Return a table with a line for each of the newest `most` records."""
+    shown = records[-most:]
+    table = Table(box=SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False)
+    for name in (
+        "name",
+        "task",
+        "tier",
+        "return",
+        "advantage",
+        "success",
+        "ended by",
+        "turns",
+        "tokens",
+        "last line",
+    ):
+        is_number = name in ("return", "advantage", "turns", "tokens")
+        table.add_column(name, justify="right" if is_number else "left", no_wrap=True, overflow="ellipsis")
+    for record in shown:
+        last = record.turns[-1] if record.turns else None
+        line = "" if last is None else (last.action if last.action is not None else last.typed) or ""
+        cells = (
+            record.name, record.task or "", record.tier or "", _number(record.episode_return),
+            _number(record.advantage, sign="+"), {True: "yes", False: "no", None: ""}[record.is_success],
+            record.ended_by or "", str(len(record.turns)), str(record.num_tokens), line.split("\n")[0],
+        )  # fmt: skip
+        table.add_row(*(Text(visible(cell)) for cell in cells))
+    some = (
+        f", of which {len(shown)} are listed (most={len(records)} lists all)"
+        if len(shown) < len(records)
+        else ""
+    )
+    fit = f"{len(records):,} of {num_all:,} rollouts fit" if len(records) < num_all else counted(records)
+    output = io.StringIO()
+    Console(width=width, file=output, force_terminal=False).print(table)
+    lines = [line.rstrip() for line in output.getvalue().rstrip().splitlines()]
+    return "\n".join([f"{fit}{some}; name=<name> shows one in full", "", *lines])
+
+
+def in_full(record: RolloutRecord, width: int | None = None) -> str:
+    """Return the whole conversation of a rollout, with the reward of each turn."""
+    heading = f"{record.name}  {record.task or 'a task without a name'}"
+    heading += f" ({record.tier})" if record.tier else ""
+    lines = [heading, f"    {outcome(record)}", f"    {origin(record)}"]
+    for name, text in (("system", record.system), ("prompt", record.prompt)):
+        if text:
+            lines += ["", name, *_indented(text)]
+    for at, turn in enumerate(record.turns, start=1):
+        # The raw text only where it says more than the line: a language model's words around a command.
+        action, typed = turn.action, turn.typed
+        first, *rest = (typed or "" if action is None else action).split("\n") or [""]
+        lines += ["", f"{at} > {first}", *(f"    {line}" for line in rest)]
+        if typed is not None and action is not None and typed.strip() != action.strip():
+            lines += ["    typed:", *_indented(typed, "    | ")]
+        lines += _indented(turn.answer) if turn.answer else []
+        lines.append(f"    [{said_of(turn)}]")
+    return "\n".join(visible(line).rstrip() for line in lines)
+
+
+def outcome(record: RolloutRecord) -> str:
+    """Return the result of a rollout in words: return, success, and why it ended."""
+    parts = ["no return" if record.episode_return is None else f"return {_number(record.episode_return)}"]
+    if record.reward_parts:
+        parts[0] += f" ({', '.join(f'{name} {_number(x)}' for name, x in record.reward_parts.items())})"
+    if record.group_mean is not None:
+        parts.append(f"mean of its group {_number(record.group_mean)}")
+    if record.advantage is not None:
+        parts.append(f"advantage {_number(record.advantage, sign='+')}")
+    if record.is_success is not None:
+        parts.append("success" if record.is_success else "no success")
+    parts.append(f"ended by {record.ended_by}")
+    return ", ".join(parts)
+
+
+def origin(record: RolloutRecord) -> str:
+    """Return where a rollout is from, in words."""
+    where = f"iteration {record.iteration}, environment {record.env}, group {record.group}"
+    if record.kind == "evaluation":
+        where = f"episode {record.env} of the evaluation after {record.env_steps:,} steps"
+    counts = f"{len(record.turns)} turn{'s' * (len(record.turns) != 1)}, {record.num_tokens} tokens"
+    learned = f"policy after {record.policy} iteration{'s' * (record.policy != 1)}"
+    return f"{where}; {learned}; seed {record.seed}; {counts}"
+
+
+def said_of(turn: Any) -> str:
+    """Return what is known of a turn: its reward and parts, its tokens, whether its tool failed."""
+    parts = [f"{turn.num_tokens} token{'s' * (turn.num_tokens != 1)}"]
+    if turn.action is None:
+        return f"cut short and not played; {parts[0]}"
+    if turn.reward is not None:
+        of = ", ".join(f"{name} {_number(x, sign='+')}" for name, x in turn.reward_parts.items())
+        parts.insert(0, f"reward {_number(turn.reward, sign='+')}" + (f" = {of}" if of else ""))
+    if turn.tool_failed:
+        parts.append("the command failed")
+    return "; ".join(parts)
+
+
+def visible(text: str) -> str:
+    """Return the text with escapes such as \\x1b in place of control characters, newlines and tabs excepted."""
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def _indented(text: str, by: str = "    ") -> list[str]:
+    return [f"{by}{line}" for line in text.rstrip("\n").split("\n")]
+
+
+def _number(x: float | None, sign: str = "") -> str:
+    return "" if x is None else f"{x:{sign}.3g}" if abs(x) < 1e4 else f"{x:{sign}.6g}"
+
+
+# -- The page: one file, with the records as JSON inside.
+
+
+def page(records: Sequence[RolloutRecord], title: str) -> str:
+    """Return the HTML page. Its script shows texts as text, so that HTML in a rollout stays text."""
+    shown = [
+        asdict(record) | {"name": record.name, "outcome": outcome(record), "origin": origin(record)}
+        | {"said": [said_of(turn) for turn in record.turns]}
+        for record in records
+    ]  # fmt: skip
+    data = json.dumps(jsonable({"title": title, "rollouts": shown}), allow_nan=False)
+    # Inside a script only "<" could end it. JSON has it in texts alone, where it may be written as an escape.
+    template = Path(__file__).with_name("rollouts.html").read_text(encoding="utf-8")
+    return template.replace("{{ title }}", html.escape(title)).replace(
+        "{{ data }}", data.replace("<", "\\u003c")
+    )
+
+
+# -- Inspect's viewer. A .eval file is a zip of JSON: header, summaries, and a file for each sample.
+
+
+def write_inspect(path: Path, records: Sequence[RolloutRecord], title: str) -> None:
+    """Write the records as a log of Inspect (inspect-ai 0.3). Raises StorageError.
+
+    A sample is a task, and its epochs are its rollouts. Scores are the return, success, and the parts of the reward;
+    all else is metadata.
+    """
+    samples, epochs = [], dict[str, int]()
+    for record in records:
+        of_task = record.task or "task"
+        epochs[of_task] = epochs.get(of_task, 0) + 1
+        samples.append(_sample(record, of_task, epochs[of_task]))
+    # 1. The header: the run as an evaluation that is complete.
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    spec = {
+        "eval_id": f"ddppo-{abs(hash(title)):x}", "run_id": "ddppo", "created": now, "task": Path(title).name or "run",
+        "task_id": "ddppo", "task_version": 0, "task_attribs": {}, "task_args": {}, "model_args": {},
+        "dataset": {"name": title, "samples": len(epochs), "sample_ids": list(epochs)},
+        "model": "ddppo/policy", "model_generate_config": {}, "config": {"epochs": max(epochs.values(), default=1)},
+        "packages": {}, "metadata": {"run": title},
+    }  # fmt: skip
+    plan = {"name": "plan", "steps": [], "config": {}}
+    start = {"version": 2, "eval": spec, "plan": plan}
+    results = {
+        "total_samples": len(samples), "completed_samples": len(samples), "scores": _means(samples),
+    }  # fmt: skip
+    header = {
+        "version": 2, "status": "success", "eval": spec, "plan": plan, "results": results,
+        "stats": {"started_at": now, "completed_at": now, "model_usage": {}},
+    }  # fmt: skip
+    summaries = [
+        {key: sample[key] for key in ("id", "epoch", "input", "target", "scores", "metadata")}
+        | {"completed": True}
+        for sample in samples
+    ]
+    # 2. The files of the zip.
+    files: dict[str, Any] = {"_journal/start.json": start, "summaries.json": summaries, "header.json": header}
+    files |= {f"samples/{each['id']}_epoch_{each['epoch']}.json": each for each in samples}
+    with replacing(path, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, json.dumps(jsonable(content)))
+
+
+def _sample(record: RolloutRecord, of_task: str, epoch: int) -> dict[str, Any]:
+    """Return a rollout as a sample: messages of system, user, assistant and tool in turn."""
+    prompt = record.prompt or ""
+    messages = [{"role": "system", "content": record.system}] if record.system else []
+    messages.append({"role": "user", "content": prompt})
+    typed = ""
+    for turn in record.turns:
+        typed = (turn.typed if turn.typed is not None else turn.action) or ""
+        messages.append({"role": "assistant", "source": "generate", "content": typed})
+        if turn.action is not None:
+            answer = f"{turn.answer or ''}\n[{said_of(turn)}]"
+            messages.append({"role": "user", "content": answer})
+    scores = {"return": {"value": record.episode_return if record.episode_return is not None else 0.0}}
+    if record.is_success is not None:
+        scores["success"] = {"value": float(record.is_success)}
+    scores |= {name: {"value": x} for name, x in record.reward_parts.items()}
+    kept = {
+        key: x
+        for key, x in asdict(record).items()
+        if key not in ("turns", "prompt", "system", "reward_parts")
+    }
+    choice = {"message": {"role": "assistant", "source": "generate", "content": typed}, "stop_reason": "stop"}
+    return {
+        "id": of_task, "epoch": epoch, "input": prompt, "target": "", "messages": messages,
+        "output": {"model": "ddppo/policy", "choices": [choice]}, "scores": scores,
+        "metadata": kept | {"name": record.name}, "store": {}, "events": [], "model_usage": {},
+    }  # fmt: skip
+
+
+def _means(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the mean of each score over samples, as Inspect lists them."""
+    values: dict[str, list[float]] = {}
+    for sample in samples:
+        for name, score in sample["scores"].items():
+            values.setdefault(name, []).append(score["value"])
+    return [
+        {
+            "name": name, "scorer": name, "params": {},
+            "metrics": {"mean": {"name": "mean", "value": sum(each) / len(each), "params": {}}},
+        }
+        for name, each in values.items()
+    ]  # fmt: skip
