@@ -12,10 +12,13 @@ different code would end with different parameters. The setting itself is in ddp
 ddppo/ppo/{learner,compiled}.py and ddppo/ppo/cpp/learner.py.
 """
 
+from typing import Any
+
 import torch
 
 from ddppo import native
 from ddppo.collectives.group import Group, OrderedSum
+from ddppo.device import has_graphs
 from ddppo.distributed.topologies.base import RankContext
 from ddppo.errors import TrainingError
 from ddppo.loop.build import TrainState
@@ -72,12 +75,30 @@ def choose_compute(context: RankContext, progress: TrainState, *, only_cpp: bool
     progress.compiled_from = progress.compiled_from or progress.iteration + 1
     # summary.json keeps the word "native" for C++, so that reports compare runs of all versions.
     context.derived["step"] = "native" if isinstance(step, CppStep) else "compiled"
-    if getattr(step, "is_recorded", False):
-        context.derived["graphs"] = True  # kernels of a minibatch start by two calls (ppo/compiled.py)
     collector = context.topology.collector
+    # What starts by one or two calls: the kernels of a minibatch (ppo/compiled.py), and of acting on a device.
+    recorded = ["minibatches"] if getattr(step, "is_recorded", False) else []
+    if not isinstance(step, CppStep) and _records_acting(context, collector):
+        recorded.append("acting")
+    if recorded:
+        context.derived["graphs"] = " and ".join(recorded)
     use_cpp = getattr(collector, "use_cpp", None)  # those of text and of a model's own act in torch
     if use_cpp is not None and isinstance(step, CppStep):
         use_cpp(step.network)
+
+
+def _records_acting(context: RankContext, collector: Any) -> bool:
+    """Record the kernels of acting in environments on the device, if it can; return whether they are."""
+    if not (hasattr(collector, "record_acting") and has_graphs(context.device)):
+        return False
+    from ddppo.ppo.compiled import CannotRecord  # loaded with the step
+
+    try:
+        collector.record_acting()
+    except CannotRecord as e:  # this rank alone may act by single calls: the actions are the same
+        warn(f"compile={context.config.compile}: acting is not recorded: {e}")
+        return False
+    return True
 
 
 # -- 1. C++.

@@ -4,7 +4,8 @@ There are two graphs: `gradient_function` computes loss, gradient and statistics
 the gradient and moves the parameters by Adam. The sum over ranks stands between them. The number of rows is symbolic
 and coefficients are tensors, so a schedule or a smaller minibatch compiles nothing anew. loop/compute.py decides
 whether a run uses it. On an accelerator that can, one learner's kernels are recorded as graphs (`Recorded`), so that
-the host starts each minibatch by two calls instead of some hundred.
+the host starts each minibatch by two calls instead of some hundred. Acting in environments on the device is recorded
+too (`RecordedActing`, device_collector.py).
 """
 
 import copy
@@ -43,6 +44,10 @@ _TRACED_ROWS = 67
 
 class CannotCompile(Exception):
     """torch.compile cannot compile this model, or not on this machine. The message says why."""
+
+
+class CannotRecord(Exception):
+    """Kernels cannot be recorded, or compute something else then. The message says why."""
 
 
 class CompiledStep:
@@ -170,6 +175,8 @@ class CompiledStep:
                 gradient_of(*state, *_tensors(usual), *self._buffers)
         except CannotCompile:
             raise
+        except CannotRecord as e:
+            raise CannotCompile(f"its kernels cannot be recorded: {e}") from e
         except Exception as e:  # torch raises many kinds, and a user's model may raise any
             raise CannotCompile(in_one_line(e)[:300]) from e
         return gradient_of, optimize
@@ -205,17 +212,20 @@ def compiled(function: Callable[..., None], inputs: Sequence[torch.Tensor], may_
 def record(function: Callable[[], None]) -> Callable[[], None]:
     """Record the kernels that `function` starts, and return what starts all of them again by one call.
 
-    The function runs twice before, because the first call loads kernels and allocates memory.
+    The function runs twice before, because the first call loads kernels and allocates memory. Raises CannotRecord.
     """
-    stream = torch.Stream()
-    stream.wait_stream(torch.accelerator.current_stream())
-    graph = torch.accelerator.Graph()
-    with stream:
-        function()
-        function()
-    with stream, graph:
-        function()
-    torch.accelerator.current_stream().wait_stream(stream)
+    try:
+        stream = torch.Stream()
+        stream.wait_stream(torch.accelerator.current_stream())
+        graph = torch.accelerator.Graph()
+        with stream:
+            function()
+            function()
+        with stream, graph:
+            function()
+        torch.accelerator.current_stream().wait_stream(stream)
+    except Exception as e:  # torch raises many kinds, and a user's model may raise any
+        raise CannotRecord(in_one_line(e)[:300]) from e
     return graph.replay
 
 

@@ -2,6 +2,7 @@
 
 import tempfile
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -16,9 +17,11 @@ from ddppo.config import rules
 from ddppo.config.compose import conf_dir
 from ddppo.config.stored import from_omegaconf, to_yaml
 from ddppo.device import resolve, set_numerics
+from ddppo.loop import compute
 from ddppo.loop.iteration import Loop
 from ddppo.loop.rank import Rank
-from tests.device.standin import counted
+from ddppo.ppo import compiled
+from tests.device.standin import Sim, counted
 from tests.support import lines
 
 
@@ -113,7 +116,10 @@ LEARNED = ("train/", "rollout/return", "loss/", "algorithm/", "eval/return")
 
 
 def trained(config, folder):
-    """Train as one rank; return its parameters, its metrics of each iteration, and the host copies of each."""
+    """Train as one rank.
+
+    Returns its parameters, its metrics of each iteration, the host copies of each, and what was recorded.
+    """
     folder.mkdir()
     (folder / "config.yaml").write_text(to_yaml(config))
     rank = Rank(config, folder, Group(), resolve(config.device))
@@ -127,11 +133,39 @@ def trained(config, folder):
 
     with mock.patch.object(Loop, "iterate", counting):
         rank.run()
-    return rank.context.parameters.vector.detach().cpu().double(), lines(folder), copies
+    vector = rank.context.parameters.vector.detach().cpu().double()
+    return vector, lines(folder), copies, rank.context.derived.get("graphs")
 
 
-def compared(*overrides):
-    """Train the same on the CPU and on the stand-in.
+@contextmanager
+def recording():
+    """Let the CPU and the stand-in record kernels: a graph is then the function itself, called once more.
+
+    torch has no compiler for the stand-in, so what it would compile runs as it stands.
+    """
+
+    def record(function):
+        function()
+        return function
+
+    with (
+        mock.patch.object(compiled, "record", record),
+        mock.patch.object(compiled, "compiled", lambda function, *_: function),
+        mock.patch.object(compiled, "has_graphs", return_value=True),
+        mock.patch.object(compute, "has_graphs", return_value=True),
+        mock.patch.object(Sim, "data_ptr", lambda x: x.raw.data_ptr()),  # it is compared, not read
+    ):
+        yield
+
+
+def compared_when_recorded(*overrides):
+    """Do as `compared`, with recorded kernels on the stand-in and eager ones on the CPU."""
+    with recording():
+        return compared(*overrides, "compile=torch", of_cpu={"compile": "off"})
+
+
+def compared(*overrides, of_cpu=None):
+    """Train the same on the CPU, perhaps with other settings `of_cpu`, and on the stand-in.
 
     Returns the largest relative difference of parameters and of each metric of learning, the lines of the last
     iteration at which the host waits, with how often, and how many iterations there were.
@@ -141,8 +175,10 @@ def compared(*overrides):
     rules.validate(config)
     set_numerics(config.matmul_precision, deterministic=config.deterministic)
     with tempfile.TemporaryDirectory() as folder:
-        on_cpu, cpu_metrics, none = trained(replace(config, device="cpu"), Path(folder) / "cpu")
-        on_sim, sim_metrics, copies = trained(config, Path(folder) / "sim")
+        on_cpu, cpu_metrics, none, _ = trained(
+            replace(config, device="cpu", **of_cpu or {}), Path(folder) / "cpu"
+        )
+        on_sim, sim_metrics, copies, graphs = trained(config, Path(folder) / "sim")
     assert not any(none), none
     apart = {}
     for cpu, sim in zip(cpu_metrics, sim_metrics, strict=True):
@@ -158,5 +194,6 @@ def compared(*overrides):
         "metrics": apart,
         "copies": Counter(f"{each.op} {each.where}" for each in copies[-1]),
         "num_iterations": len(copies),
+        "graphs": graphs,
         "memory": all("dist/device_memory" in each for each in sim_metrics),
     }

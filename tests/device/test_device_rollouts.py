@@ -37,6 +37,15 @@ def test_learning_from_environments_there_equals_that_on_the_cpu_and_copies_litt
     assert sum(found["copies"].values()) <= most, found["copies"]
 
 
+@pytest.mark.parametrize("case", ["cartpole_device", "quadruped"])
+def test_recorded_kernels_act_and_learn_as_the_eager_code_of_the_cpu_and_copy_no_more(case):
+    settings, most = CASES[case]
+    found = called_on_standin(checks.compared_when_recorded, *settings, *SHORT)
+    assert found["graphs"] == "minibatches and acting"
+    assert found["parameters"] < 1e-5, found["metrics"]
+    assert sum(found["copies"].values()) <= most, found["copies"]
+
+
 def test_the_page_states_these_numbers():
     page = (CHECKOUT / "docs" / "devices.md").read_text()
     for case, (_, most) in CASES.items():

@@ -13,6 +13,7 @@ from ddppo.envs.vec_env import EnvNames
 from ddppo.errors import EnvError, EnvOutputError
 from ddppo.models.actor_critic import ActorCritic
 from ddppo.models.build import build_model
+from ddppo.ppo import compiled
 from ddppo.ppo.advantages import gae
 from ddppo.ppo.collector import Collector
 from ddppo.ppo.device_collector import DeviceCollector
@@ -98,6 +99,16 @@ def noise(model, iteration=1):
     )  # fmt: skip
 
 
+READ = ("obs", "actions", "logprobs", "values", "next_values", "rewards", "terminated", "truncated", "state")
+
+
+def recorded(function):
+    """Do as `record` does: call the function a few times, and return what starts it again."""
+    function()
+    function()
+    return function
+
+
 def compare(one, other, name=""):
     if isinstance(one, dict):
         for key in one:
@@ -140,6 +151,49 @@ def test_a_rollout_on_the_device_equals_that_of_the_host(task, settings):
             assert one.episode_return == pytest.approx(other.episode_return, rel=1e-12)
         for name in ("starts", "returns", "lengths"):
             np.testing.assert_allclose(getattr(device, name), getattr(host, name), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("task", "settings"),
+    [
+        (ShortCartPole, {}),
+        (Walk, {"normalized": True}),
+        (Bits, {}),
+        (Choices, {}),
+        (Walk, {"memory": "lstm", "sequence_length": 4}),
+    ],
+)
+def test_recorded_kernels_act_as_the_model_does_call_by_call(task, settings, monkeypatch):
+    monkeypatch.setattr(compiled, "record", recorded)
+    eager, graph = (both(task, **settings)[0] for _ in range(2))
+    for collector in (eager, graph):
+        collector.reset(range(ENVS))
+    graph.record_acting()  # also within a run, when episodes are under way
+    for iteration in (1, 2):
+        found = []
+        for collector in (eager, graph):
+            rollout, episodes = collector.collect(noise(collector.model, iteration))
+            found.append(({name: getattr(rollout, name) for name in READ}, episodes))
+        compare(*(x for x, _ in found))
+        assert found[0][1] == found[1][1]
+        for collector in (eager, graph):  # learning moves parameters where they are
+            for p in collector.model.parameters():
+                p.data.mul_(1.1)
+
+
+def test_kernels_that_compute_something_else_when_started_again_are_not_used(monkeypatch):
+    def record(function):
+        recorded(function)
+        return lambda: None  # as a graph that was recorded from other memory
+
+    monkeypatch.setattr(compiled, "record", record)
+    device, _ = both(Walk)
+    eager = device.acting
+    with pytest.raises(
+        compiled.CannotRecord, match="recorded kernels give other actions than the model does"
+    ):
+        device.record_acting()
+    assert device.acting is eager
 
 
 def test_actions_are_clipped_to_the_bounds_and_learned_from_as_drawn():
