@@ -39,6 +39,8 @@ _OF_ALL_VARIANTS: dict[str, dict[str, Any]] = {
         **{"graph_prior": 3.0, "temperature": None, "token_width": 64, "token_layers": 2, "token_heads": 4},
         **{"turn_tokens": 64, "obs_tokens": 256, "hf_path": None, "lora_rank": 8},
         **{"sampling_temperature": 1.0, "top_p": 1.0},
+        **{"chat": "auto", "chat_template": None, "chat_template_kwargs": {}, "stop_tokens": []},
+        **{"system": None, "shots": None, "long_texts": "cut_end"},
     },
     "dist": {
         **{"num_learners": None, "env_shares": [], "observers": None, "max_wait_ms": None, "max_lag": None},
@@ -50,6 +52,11 @@ _OF_ALL_VARIANTS: dict[str, dict[str, Any]] = {
         **{"normalize_advantages": "global", "normalize_rewards": False},
         **{"divide_by_std": True, "token_mean": "tokens", "kl_coef": 0.0},
     },
+}
+
+# Of older runs: values of later settings with which they go on as before, by section and variant.
+_AS_BEFORE: dict[tuple[str, str], dict[str, Any]] = {
+    ("model", "hf"): {"chat": "text", "system": "", "shots": []},
 }
 
 
@@ -158,6 +165,10 @@ def without_others(config: Mapping[str, Any], *, imports: bool = True) -> dict[s
             for key, value in values.items()
             if key in has or key not in defaults or value not in (defaults[key], _ALSO_A_DEFAULT.get(key))
         }
+    for (section, name), before in _AS_BEFORE.items():
+        values = found.get(section)
+        if isinstance(values, Mapping) and values.get("name") == name:
+            found[section] = before | dict(values)
     return found
 
 

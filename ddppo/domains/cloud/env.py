@@ -1,5 +1,6 @@
 """`ddppo/Cloud-v0`, the environment: a task in a simulated cloud, one command line a step. Read `step` first."""
 
+import json
 import string
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,12 +20,41 @@ from ddppo.domains.cloud.tasks import (
     score,
 )
 from ddppo.domains.cloud.world import BROKE, CHANCE, CloudWorld, CommandOutcome, drawn, drifted
+from ddppo.domains.text.settings import wrong_shots
 from ddppo.errors import ConfigError, EnvStateError, near
 
 CHARSET = "".join(char for char in string.printable if char not in "\r\x0b\x0c")
 MOST_TYPED, MOST_PRINTED = 2048, 4096
 HINT = "hint"
 GUIDE = f"Type one aws command a line. `{HINT}` gives one of {MOST_HINTS} hints, and costs."
+
+# Of tasks that bring no others: the system message of a language model, and worked examples in an empty cloud. None of
+# their commands solves a task that comes with ddppo.
+SYSTEM = (
+    "You operate a cloud by the AWS command line interface. Answer each message with exactly one command, and nothing "
+    "else: no explanation, no quotes around it. A command is `aws <service> <operation> --option value ...`. Names "
+    "in backticks are to be used as they are, without the backticks. You then see the output of the command."
+)
+SHOTS = (
+    (
+        "Show all roles.",
+        "aws iam list-roles",
+        '{\n    "Roles": [],\n    "IsTruncated": false\n}',
+    ),
+    (
+        "Make a topic `weather` and a queue `forecasts`.",
+        "aws sns create-topic --name weather",
+        '{\n    "TopicArn": "arn:aws:sns:us-east-1:123456789012:weather"\n}',
+        "aws sqs create-queue --queue-name forecasts",
+        '{\n    "QueueUrl": "https://sqs.us-east-1.amazonaws.com/123456789012/forecasts"\n}',
+    ),
+    (
+        "Make a bucket `music`, and list what is in it.",
+        "aws s3 mb s3://music",
+        "make_bucket: music",
+        "aws s3api list-objects-v2 --bucket music",
+    ),
+)
 
 
 class CloudEnv(gym.Env):
@@ -44,8 +74,18 @@ class CloudEnv(gym.Env):
     tokens = "ddppo.domains.cloud.tokenizer:CloudTokens"
     forked_from = "ddppo.domains.cloud.warmed"
 
-    def __init__(self, tasks: Sequence[str] | None = None, *, chaos: bool = True) -> None:
+    def __init__(
+        self,
+        tasks: Sequence[str] | None = None,
+        *,
+        chaos: bool = True,
+        system: str = SYSTEM,  # system message of tasks whose file has none; "" is none
+        shots: Sequence[Sequence[str]] = SHOTS,  # worked examples of tasks whose file has none
+    ) -> None:
         self.tasks = chosen_tasks(tasks)
+        if (wrong := wrong_shots(shots)) is not None:
+            raise ConfigError(f"shots: {wrong}")
+        self._system, self._shots = system, [list(shot) for shot in shots]
         self.observation_space = Text(MOST_PRINTED, min_length=0, charset=CHARSET)
         self.action_space = Text(MOST_TYPED, min_length=0, charset=CHARSET)
         self._chaos = chaos
@@ -75,7 +115,8 @@ class CloudEnv(gym.Env):
             )
         task = self.tasks[name]
         chance = (options or {}).get("chaos", CHANCE[task.tier] if self._chaos else 0.0)
-        return self._begin(task, int(self.np_random.integers(2**31)), chance)
+        observation, info = self._begin(task, int(self.np_random.integers(2**31)), chance)
+        return observation, info | self._conversation(task)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         if self._is_over or self._task is None:
@@ -209,6 +250,12 @@ class CloudEnv(gym.Env):
             return text
         note = f"\n... ({len(text)} characters in all)"
         return text[: MOST_PRINTED - len(note)] + note
+
+    def _conversation(self, task: CloudTask) -> dict[str, Any]:
+        """Return the system message and the worked examples of a task, for language models (docs/text.md)."""
+        system = self._system if task.system is None else task.system
+        shots = self._shots if task.shots is None else [list(shot) for shot in task.shots]
+        return {"system": system, "shots": json.dumps(shots)}
 
     def _info(self, achieved: bool) -> dict[str, Any]:
         assert self._task is not None

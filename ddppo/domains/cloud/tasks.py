@@ -16,6 +16,7 @@ import yaml
 from ddppo.domains.cloud.cli import ApiCall, S3Command, parse
 from ddppo.domains.cloud.cli_parameters import CommandError
 from ddppo.domains.cloud.world import TIERS, CloudWorld, Commands
+from ddppo.domains.text.settings import wrong_shots
 from ddppo.errors import ConfigError, near
 
 MISSING = object()  # for a goal without `equals` or `contains`, as None is a value that an answer can have
@@ -215,6 +216,8 @@ KEYS = (
     "reads_only",
     "max_steps",
     "solution",
+    "system",
+    "shots",
 )
 NUM_HINTS = 3
 MOST_STEPS = 15
@@ -238,6 +241,8 @@ class CloudTask:
     ordered: bool = False  # call goals count in their order only
     reads_only: bool = False  # every change is refused
     max_steps: int = MOST_STEPS
+    system: str | None = None  # system message for language models; None: the environment's
+    shots: tuple[tuple[str, ...], ...] | None = None  # worked examples: prompt, command, answer, command, ...
 
 
 def own_tasks() -> dict[str, CloudTask]:
@@ -332,6 +337,8 @@ def _task(name: str, given: Any) -> CloudTask:
         ordered=_flag("ordered", given),
         reads_only=_flag("reads_only", given),
         max_steps=given.get("max_steps", MOST_STEPS),
+        system=given.get("system"),
+        shots=_shots(given.get("shots")),
     )
     _check(task)
     return task
@@ -347,6 +354,8 @@ def _check(task: CloudTask) -> None:
         raise _WrongTask(
             f"max_steps={task.max_steps!r} is not from {len(task.solution)}, the solution's length, to {MOST_STEPS}"
         )
+    if not (task.system is None or isinstance(task.system, str)):
+        raise _WrongTask(f"system={task.system!r} is not a text")
     if task.tier != "warm-up" and any(isinstance(goal, CallGoal) for goal in task.goals):
         raise _WrongTask("goals that are calls are for the warm-up tier; the others are graded by the state")
     if task.reads_only and not all(isinstance(goal, CallGoal) for goal in task.goals):
@@ -417,6 +426,12 @@ def _many_commands(key: str, given: Any) -> tuple[Commands, ...]:
     if not isinstance(given, list) or not all(isinstance(lines, list) and lines for lines in given):
         raise _WrongTask(f"{key} is a list of lists of commands")
     return tuple(_commands(key, {key: lines}) for lines in given)
+
+
+def _shots(given: Any) -> tuple[tuple[str, ...], ...] | None:
+    if (wrong := wrong_shots(given)) is not None:
+        raise _WrongTask(f"shots: {wrong}")
+    return None if given is None else tuple(tuple(shot) for shot in given)
 
 
 def _flag(key: str, given: Mapping[str, Any]) -> bool:

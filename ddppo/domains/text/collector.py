@@ -21,7 +21,7 @@ from ddppo.domains.text.rank_turns import RankTurns, TurnsServer
 from ddppo.domains.text.rollouts import Transcript
 from ddppo.domains.text.settings import text_settings
 from ddppo.domains.text.token_rollout import EpisodeRecord
-from ddppo.domains.text.tokenizers import Dialogue, Tokenizer, make_tokenizer
+from ddppo.domains.text.tokenizers import Dialogue, NoAction, Tokenizer, begun, make_tokenizer
 from ddppo.domains.text.turns import Turn, Turns, make_turns
 from ddppo.envs.vec_env import EnvNames
 from ddppo.errors import ConfigError, EnvOutputError, TrainingError
@@ -152,6 +152,7 @@ class TextCollector:
         self.started_from = list(zip(seeds, options or [{}] * len(seeds), strict=True))
         for i, (seed, option) in enumerate(self.started_from):
             self.turns.begin(i, seed, option)
+        self._num_stepping = self.turns.num_envs
 
     def collect(self, noise: np.ndarray | None) -> tuple[Rollout, list[FinishedEpisode]]:
         """Play all episodes as `play` does. Return the rollout for the learner, and the episodes."""
@@ -168,7 +169,7 @@ class TextCollector:
         self._cache = self.model.cache(self.turns.num_envs, self.num_tokens)
         began = time.perf_counter()
         # 1. Take the answers of environments that have stepped. An empty list means that all episodes are over.
-        while answers := self.turns.ready(self.generation.wait_s):
+        while answers := self._answers():
             self._t_waited += time.perf_counter() - began
             # 2. Record them. Some of these episodes end here.
             waiting = [turn.env for turn in answers if self._record_answer(turn)]
@@ -223,6 +224,8 @@ class TextCollector:
         self._record = EpisodeRecord(self.num_tokens, num_envs, self.tokenizer.pad)
         self._dialogues: list[Dialogue | None] = [None] * num_envs
         self.transcripts = [Transcript() for _ in range(num_envs)]
+        self._num_stepping = 0  # environments that have not answered yet
+        self._unplayed: list[Turn] = []  # answers to turns without an action
         # Tokens of each environment that are in the model's cache.
         self._num_read = np.zeros(num_envs, np.int64)
         self._num_turns = np.zeros(num_envs, np.int64)
@@ -241,7 +244,7 @@ class TextCollector:
         self._record_success(turn)
         # The first answer of an episode is its prompt. It has no reward and never ends the episode.
         if dialogue is None:
-            self._dialogues[i] = dialogue = self.tokenizer.begin(turn.obs)
+            self._dialogues[i] = dialogue = begun(self.tokenizer, turn.obs, turn.info)
             if not record.read(i, dialogue.prompt_tokens):
                 raise TrainingError(
                     f"{self.turns.names(i)}: its tokenizer made a prompt of {len(dialogue.prompt_tokens)} tokens, and "
@@ -307,14 +310,33 @@ class TextCollector:
                 dialogue = self._dialogue(i)
                 dialogue.push(token)
                 if dialogue.is_over:
-                    self.transcripts[i].typed(action := dialogue.action())
-                    self.turns.act(i, action)
+                    self._act(i, dialogue.action())
                 elif record.is_full(i):
                     record.end(i, "tokens")
                 else:
                     unfinished.append(i)
             envs = np.array(unfinished, np.int64)
         self._t_typed += time.perf_counter() - began
+
+    def _act(self, env: int, action: str | NoAction) -> None:
+        """Step an environment. If the turn has no action, it is answered here, and the environment is not stepped."""
+        if isinstance(action, NoAction):
+            self.transcripts[env].typed(None)
+            self._unplayed.append(Turn(env, action.message, info={"tool_failed": True}))
+        else:
+            self.transcripts[env].typed(action)
+            self.turns.act(env, action)
+            self._num_stepping += 1
+
+    def _answers(self) -> list[Turn]:
+        """Wait for answers; return them with those to turns without an action. [] if all episodes are over."""
+        unplayed, self._unplayed = self._unplayed, []
+        # Turns over ranks take a call without a busy environment for the end of all episodes.
+        if unplayed and not self._num_stepping:
+            return unplayed
+        answers = self.turns.ready(self.generation.wait_s)
+        self._num_stepping -= len(answers)
+        return answers + unplayed
 
     def _dialogue(self, env: int) -> Dialogue:
         dialogue = self._dialogues[env]

@@ -25,7 +25,7 @@ from ddppo.spaces import EnvSpec
 
 _OVER = "over"  # all episodes are over
 _RELEASED = "released"  # the evaluation is over, or has failed
-_SUCCESS = "is_success"  # the one value of `info` that the collector reads
+_READ = ("is_success", "system", "shots")  # the values of `info` that the collector reads
 
 
 class RankTurns:
@@ -59,8 +59,7 @@ class RankTurns:
             answer = json.loads(part) if part else []
             if isinstance(answer, str):  # a fault, in words
                 raise EnvError(answer)
-            for i, obs, reward, terminated, truncated, failed, is_success in answer:
-                info = {} if is_success is None else {_SUCCESS: is_success}
+            for i, obs, reward, terminated, truncated, failed, info in answer:
                 turns.append(Turn(i, obs, reward, terminated, truncated, failed, info))
         self._busy -= {turn.env for turn in turns}
         return turns
@@ -120,7 +119,7 @@ class TurnsServer:
         return [
             [
                 *(first + turn.env, turn.obs, turn.reward, turn.terminated, turn.truncated, turn.failed),
-                _plain(turn.info.get(_SUCCESS)),
+                {key: _plain(turn.info[key]) for key in _READ if turn.info.get(key) is not None},
             ]
             for turn in turns.ready(wait_s)
         ]

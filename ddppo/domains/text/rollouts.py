@@ -48,7 +48,9 @@ class TurnRecord:
     """A turn of the policy and the answer to it."""
 
     typed: str | None  # all typed tokens as text; None if the tokenizer has no method `decode`
-    action: str | None  # the line that the environment received; None for a turn that was cut short
+    action: (
+        str | None
+    )  # the line that the environment received; None for a turn cut short or without an action
     answer: str | None  # the text that it printed; None if it gave none
     reward: float | None
     num_tokens: int  # typed in this turn
@@ -97,7 +99,7 @@ class Transcript:
 
     prompt: str | None = None
     info: dict[str, Any] = field(default_factory=dict)  # of reset
-    actions: list[str] = field(default_factory=list)
+    actions: list[str | None] = field(default_factory=list)
     answers: list[tuple[str | None, float, Any, Any]] = field(default_factory=list)
 
     def answered(self, turn: Turn) -> None:
@@ -109,9 +111,9 @@ class Transcript:
             parts, failed = turn.info.get("reward_parts"), turn.info.get("tool_failed")
             self.answers.append((_shortened(turn.obs), turn.reward, parts, failed))
 
-    def typed(self, action: str) -> None:
-        """Keep the line that the environment receives."""
-        self.actions.append(_shortened(action) or "")
+    def typed(self, action: str | None) -> None:
+        """Keep the line that the environment receives; None for a turn without an action."""
+        self.actions.append(_shortened(action))
 
 
 def _shortened(text: Any) -> str | None:

@@ -1,6 +1,9 @@
 """Settings of the models that read and write tokens, `model.*`. This file imports no torch."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from ddppo.config.fields import setting
 from ddppo.config.model_settings import ModelSettings
@@ -80,9 +83,67 @@ class HfSettings(TextSettings):
     lora_rank: int = setting(
         8, "rank of the learned change to each linear layer; 0 learns all weights", low=0
     )
+    chat: str = setting(
+        "auto",
+        "form of an episode. template: messages in the chat template; text: plain text, prompt\\n> and after each turn "
+        "\\nanswer\\n>; auto: template if the tokenizer has one or model.chat_template is given",
+        choices=("auto", "template", "text"),
+    )
+    chat_template: str | None = setting(
+        None, "file with a chat template in Jinja, instead of the tokenizer's"
+    )
+    chat_template_kwargs: dict[str, Any] = setting(
+        meaning="more variables of the chat template, e.g. {enable_thinking:false}", factory=dict
+    )
+    stop_tokens: list[str] = setting(
+        meaning="more tokens that end a turn, beside those of the tokenizer, its chat template and generation_config",
+        factory=list,
+    )
+    system: str | None = setting(
+        None, "text of the system message, instead of the task's; '' is no such message"
+    )
+    shots: list[Any] | None = setting(
+        None,
+        "worked examples before the prompt, instead of the task's: a list of [prompt,command,answer,command,...]; "
+        "[] is no examples",
+    )
+    long_texts: str = setting(
+        "cut_end",
+        "a prompt or an answer of more than obs_tokens loses its end (cut_end) or its front (cut_front), or ends the "
+        "run (error)",
+        choices=("cut_end", "cut_front", "error"),
+    )
 
     def check(self) -> None:
         if self.hf_path is None:
             raise ConfigError(
                 "model.name=hf needs model.hf_path, a folder with a causal language model or the name of one"
             )
+        if self.chat_template is not None and self.chat == "text":
+            raise ConfigError(
+                f"model.chat_template={self.chat_template} with model.chat=text: plain text has no template: use "
+                "model.chat=template, or leave out model.chat_template"
+            )
+        if self.chat_template is not None and not Path(self.chat_template).is_file():
+            raise ConfigError(
+                f"model.chat_template={self.chat_template} is not a file: give the path of a file with a chat template "
+                "in Jinja"
+            )
+        if (wrong := wrong_shots(self.shots)) is not None:
+            raise ConfigError(f"model.shots: {wrong}")
+
+
+def wrong_shots(shots: Any) -> str | None:
+    """Return what is wrong with the form of worked examples, and what it must be; None if nothing is."""
+    if shots is None:
+        return None
+    rule = "a shot is a list of texts: prompt, command, answer, command, ...; the last answer may be left out"
+    if not isinstance(shots, Sequence) or isinstance(shots, str):
+        return f"{shots!r} is not a list of shots; {rule}"
+    for shot in shots:
+        is_list = isinstance(shot, Sequence) and not isinstance(shot, str)
+        if not is_list or len(shot) < 2 or not all(isinstance(text, str) for text in shot):
+            return f"{shot!r} is not a shot; {rule}"
+        if not all(text.strip() for text in (shot[0], *shot[1::2])):
+            return f"{shot!r} has an empty prompt or command; {rule}"
+    return None

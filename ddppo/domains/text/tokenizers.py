@@ -1,9 +1,11 @@
 """Text as tokens: observations and typed commands as the integers that a model reads (docs/text.md).
 
-`Tokenizer` and `Dialogue` are the contract. `BytesTokenizer` works for any text, `HuggingFaceTokenizer` for the
-models of that library. `make_tokenizer` chooses one by the task and the settings.
+`Tokenizer` and `Dialogue` are the contract. `BytesTokenizer` works for any text. hf_tokens.py and conversations.py have
+the tokens of language models. `make_tokenizer` chooses one by the task and the settings.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,7 +13,6 @@ import numpy as np
 from ddppo.config.model_settings import ModelSettings
 from ddppo.domains.text.settings import HfSettings, text_settings
 from ddppo.errors import ConfigError, in_one_line
-from ddppo.package import install_command
 from ddppo.plugins import imported
 from ddppo.spaces import EnvSpec
 
@@ -34,14 +35,26 @@ class Tokenizer(Protocol):
     end: int  # closes a turn
 
     def begin(self, prompt: str) -> "Dialogue":
-        """Return the dialogue of an episode that starts with the observation `prompt`."""
+        """Return the dialogue of an episode that starts with the observation `prompt`.
+
+        If the class has `reads_info = True`, it is called as begin(prompt, info), with the info of the task's reset.
+        """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class NoAction:
+    """A turn that holds no action. The environment is not stepped: the policy reads `message` as its answer."""
+
+    message: str
 
 
 class Dialogue(Protocol):
     """One episode between a policy and an environment. The policy types its turns token by token."""
 
-    prompt_tokens: list[int]  # at least one
+    # The tokens of the prompt, at least one. A dialogue may also have `num_cut`, the number of texts of the environment
+    # that were longer than obs_tokens.
+    prompt_tokens: list[int]
 
     @property
     def is_over(self) -> bool:
@@ -59,13 +72,21 @@ class Dialogue(Protocol):
         """Append an allowed token to the current turn."""
         ...
 
-    def action(self) -> str:
-        """Return the text of the turn that has ended, and start the next turn."""
+    def action(self) -> str | NoAction:
+        """Return the action of the turn that has ended, and start the next turn."""
         ...
 
     def observe(self, text: str) -> list[int]:
         """Return the tokens of the environment's answer, at least one."""
         ...
+
+
+def begun(tokenizer: Tokenizer, prompt: str, info: Mapping[str, Any]) -> Dialogue:
+    """Return the dialogue of an episode by the answer of the task's reset."""
+    begin: Any = tokenizer.begin
+    more = [info] if getattr(tokenizer, "reads_info", False) else []
+    dialogue: Dialogue = begin(prompt, *more)
+    return dialogue
 
 
 def make_tokenizer(spec: EnvSpec, model: ModelSettings) -> Tokenizer:
@@ -74,8 +95,9 @@ def make_tokenizer(spec: EnvSpec, model: ModelSettings) -> Tokenizer:
     config = text_settings(model)
     # A language model has its own tokens, and not those of the task.
     if isinstance(config, HfSettings):
-        assert config.hf_path is not None, "checked before"
-        return HuggingFaceTokenizer(config.hf_path, config.turn_tokens, config.obs_tokens)
+        from ddppo.domains.text.conversations import language_tokenizer  # which builds on this file
+
+        return language_tokenizer(config)
     limits = {"turn_tokens": config.turn_tokens, "obs_tokens": config.obs_tokens}
     if spec.tokens is None:
         # A character has at least one byte: so many bytes never exceed the characters that the task accepts.
@@ -149,77 +171,3 @@ class BytesDialogue:
 
     def observe(self, text: str) -> list[int]:
         return [*text.encode(errors="replace")[: self._tokenizer.obs_tokens - 1], self._tokenizer.turn]
-
-
-# -- the tokens of a language model of Hugging Face, with the extra hf -------------------------------------------------
-
-
-class HuggingFaceTokenizer:
-    """The tokens of the language model at `path`, a folder or a name. A turn ends with the end of text or of the line.
-
-    The policy reads plain text, "prompt\\n>" and after each turn "\\nanswer\\n>"; chat templates are not used. It may
-    type any token except special tokens and padding.
-    """
-
-    def __init__(self, path: str, turn_tokens: int, obs_tokens: int) -> None:
-        try:
-            from transformers import AutoConfig, AutoTokenizer
-        except ImportError as e:
-            raise ConfigError(
-                f"model.name=hf needs packages that are not installed: {install_command('hf')}"
-            ) from e
-        try:
-            self.size = int(AutoConfig.from_pretrained(path).get_text_config().vocab_size)
-            self.tokens: Any = AutoTokenizer.from_pretrained(path)
-        except Exception as e:  # of files, or the network
-            raise ConfigError(
-                f"model.hf_path={path}: its tokenizer cannot be loaded: {in_one_line(e)}"
-            ) from e
-        if self.tokens.eos_token_id is None:
-            raise ConfigError(f"model.hf_path={path}: its tokenizer has no end of text (eos_token)")
-        self.turn_tokens, self.obs_tokens = turn_tokens, obs_tokens
-        self.end = int(self.tokens.eos_token_id)
-        self.pad = self.end if self.tokens.pad_token_id is None else int(self.tokens.pad_token_id)
-        # The mask of every token. A model's vocabulary may be rounded up: tokens without a text are never typed.
-        self.typed = np.arange(self.size) < len(self.tokens)
-        self.typed[[i for i in self.tokens.all_special_ids if i != self.end]] = False
-
-    def begin(self, prompt: str) -> "HuggingFaceDialogue":
-        return HuggingFaceDialogue(self, prompt)
-
-
-class HuggingFaceDialogue:
-    """An episode in the tokens of a language model."""
-
-    def __init__(self, tokenizer: HuggingFaceTokenizer, prompt: str) -> None:
-        self._tokenizer = tokenizer
-        self._typed: list[int] = []
-        self.prompt_tokens = self._read(prompt)
-
-    @property
-    def is_over(self) -> bool:
-        typed, tokenizer = self._typed, self._tokenizer
-        if len(typed) == tokenizer.turn_tokens or (typed and typed[-1] == tokenizer.end):
-            return True
-        return bool(typed) and "\n" in tokenizer.tokens.decode(typed[-1:])
-
-    def allowed(self) -> np.ndarray:
-        return self._tokenizer.typed
-
-    def push(self, token: int) -> None:
-        self._typed.append(token)
-
-    def action(self) -> str:
-        text = self._tokenizer.tokens.decode(self._typed, skip_special_tokens=True)
-        self._typed = []
-        return text.partition("\n")[0].strip()
-
-    def observe(self, text: str) -> list[int]:
-        return self._read(f"\n{text}")
-
-    def _read(self, text: str) -> list[int]:
-        """Return the tokens of a text and of the mark "\\n>". A text that is too long is cut before the mark."""
-        encode, most = self._tokenizer.tokens.encode, self._tokenizer.obs_tokens
-        # The mark always fits, as it is cut to obs_tokens first.
-        mark = encode("\n>", add_special_tokens=False)[-most:]
-        return [*encode(text, add_special_tokens=False)[: most - len(mark)], *mark]

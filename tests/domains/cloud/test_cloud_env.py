@@ -1,5 +1,6 @@
 """`ddppo/Cloud-v0` as a Gymnasium environment, and what does not pay in it."""
 
+import json
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ import pytest
 pytest.importorskip("moto", reason="needs the extra cloud: pip install '.[cloud]'")
 pytest.importorskip("boto3", reason="needs the extra cloud: pip install '.[cloud]'")
 
-from ddppo.domains.cloud.env import MOST_PRINTED, MOST_TYPED
+from ddppo.domains.cloud.env import MOST_PRINTED, MOST_TYPED, SHOTS, SYSTEM
 from ddppo.domains.cloud.tasks import chosen_tasks
 from ddppo.domains.cloud.world import BROKE, CloudWorld, CommandOutcome
 from ddppo.errors import ConfigError, EnvStateError
@@ -44,6 +45,39 @@ def test_it_says_which_tier_a_task_is_of_and_that_it_needs_a_process(env):
     assert env.unwrapped.task_tiers["s3_make_bucket"] == "beginner"
     assert set(env.unwrapped.task_tiers) == set(env.unwrapped.tasks)
     assert env.unwrapped.one_a_process
+
+
+def test_a_language_model_is_told_the_form_of_commands_by_examples_that_are_true(env):
+    info = begin(env, "s3_make_bucket")[1]
+    assert info["system"] == SYSTEM
+    assert json.loads(info["shots"]) == [list(shot) for shot in SHOTS]
+    assert not {"system", "shots"} & env.step("aws s3 ls")[-1].keys()
+    solved = {command for task in env.unwrapped.tasks.values() for command in task.solution}
+    world = env.unwrapped._world
+    for _, *turns in SHOTS:
+        world.reset(0)
+        for command, answer in zip(turns[::2], [*turns[1::2], None], strict=False):
+            assert command not in solved
+            outcome = world.run(command)
+            assert outcome.status == 0
+            assert answer in (outcome.output, None)
+
+
+def test_a_task_may_bring_its_own_system_message_and_examples(env, tmp_path):
+    path, own = (
+        tmp_path / "own.yaml",
+        {"system": "Be brief.", "shots": [["List queues.", "aws sqs list-queues"]]},
+    )
+    goal = {"read": "aws s3api list-buckets --query Buckets[].Name", "contains": "aaa"}
+    path.write_text(
+        json.dumps(
+            {"tier": "beginner", "prompt": "Make aaa.", "goals": [goal], "hints": ["a", "b", "c"]}
+            | {"solution": ["aws s3 mb s3://aaa"]}
+            | own
+        )
+    )
+    info = env.unwrapped._conversation(chosen_tasks([str(path)])["own"])
+    assert (info["system"], json.loads(info["shots"])) == (own["system"], own["shots"])
 
 
 def test_a_long_answer_is_cut_and_says_so(env):

@@ -134,6 +134,9 @@ GOOD = {
         ({"drift": {"draw": 2, "of": [["aws s3 mb s3://bbb"]]}}, "drift.draw=2 is not from 1 to 1"),
         ({"drift": {"of": []}}, "drift has the two keys"),
         ({"chaos": ["aws s3 ls"]}, "chaos is a list of lists"),
+        ({"system": 3}, "system=3 is not a text"),
+        ({"shots": ["aws s3 ls"]}, "shots: 'aws s3 ls' is not a shot"),
+        ({"shots": [["list buckets"]]}, "shots: .* is not a shot"),
     ],
 )
 def test_a_wrong_task_is_named_with_its_key(change, said):
