@@ -93,6 +93,9 @@ class ApiCall:
     operation: str  # as the CLI spells it: list-buckets
     params: dict[str, Any] = field(default_factory=dict)  # as botocore takes them
     query: str | None = None  # JMESPath of --query, which filters the output
+    answer: Any = field(
+        default=None, compare=False
+    )  # of a call that was made: what it showed, through its --query
 
     @property
     def is_read(self) -> bool:

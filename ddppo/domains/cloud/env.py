@@ -9,11 +9,11 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Text
 
+from ddppo.domains.cloud.goals import Grader
 from ddppo.domains.cloud.tasks import (
     MOST_HINTS,
     CloudTask,
     GradedStep,
-    Grader,
     chosen_tasks,
     gain,
     is_retry,

@@ -1,11 +1,10 @@
-"""Tasks in the cloud: their goals, the score of a step, and their YAML files (docs/cloud_tasks.md).
+"""Tasks in the cloud: the score of a step, and their YAML files (docs/cloud_tasks.md).
 
-`Grader` decides whether goals hold, from the state of the world and the calls it made, never from what was typed or
-printed. `score` turns that into a number. `load` reads a task and checks all of its file before it is played.
+`score` turns what a grader found (goals.py) into a number. `load` reads a task and checks all of its file before it is
+played.
 """
 
 import functools
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,127 +14,11 @@ import yaml
 
 from ddppo.domains.cloud.cli import ApiCall, S3Command, parse
 from ddppo.domains.cloud.cli_parameters import CommandError
-from ddppo.domains.cloud.world import TIERS, CloudWorld, Commands
+from ddppo.domains.cloud.goals import MISSING, CallGoal, Goal, StateGoal
+from ddppo.domains.cloud.meaning import MEANINGS
+from ddppo.domains.cloud.world import TIERS, Commands
 from ddppo.domains.text.settings import wrong_shots
 from ddppo.errors import ConfigError, near
-
-MISSING = object()  # for a goal without `equals` or `contains`, as None is a value that an answer can have
-
-
-@dataclass(frozen=True)
-class StateGoal:
-    """A goal for the state of the world: the answer of a reading command, through its --query.
-
-    Lists are compared without regard to order. If `equals` is a mapping and the answer is text, the text is read as
-    JSON, with numbers as text, because services accept 3 for "3".
-    """
-
-    read: str  # the command
-    equals: Any = MISSING  # the answer has to equal this,
-    contains: Any = MISSING  # or contain this,
-    error: str = ""  # or be an error of this code
-
-    def holds(self, world: CloudWorld) -> bool:
-        found, code = world.look(self.read)
-        if self.error or code:
-            return self.error == code
-        if self.contains is not MISSING:
-            return isinstance(found, list | str | dict) and self.contains in found
-        if isinstance(self.equals, dict) and isinstance(found, str):
-            return _of_json(found) == {key: str(value) for key, value in self.equals.items()}
-        return _sorted(found) == _sorted(self.equals)
-
-
-@dataclass(frozen=True)
-class CallGoal:
-    """A goal that a call has succeeded, with these parameters among others. For tasks that only read."""
-
-    service: str
-    operation: str
-    params: dict[str, Any]
-
-    def is_met_by(self, call: ApiCall) -> bool:
-        return (call.service, call.operation) == (self.service, self.operation) and all(
-            call.params.get(key) == value for key, value in self.params.items()
-        )
-
-
-Goal = StateGoal | CallGoal
-
-
-class Grader:
-    """Grades one episode. Goals that hold at its start become things to keep, so that they earn nothing."""
-
-    def __init__(
-        self,
-        world: CloudWorld,
-        goals: Sequence[Goal],
-        keep: Sequence[StateGoal],
-        *,
-        ordered: bool,  # call goals count in their order only
-    ) -> None:
-        self._world, self._ordered = world, ordered
-        held = [goal for goal in goals if isinstance(goal, StateGoal) and goal.holds(world)]
-        self.goals = tuple(goal for goal in goals if goal not in held)
-        self.keep = (*keep, *held)
-        self._met: set[int] = set()  # indices of call goals that are met; they stay met
-        self.look_again()
-
-    def note(self, calls: Sequence[ApiCall]) -> None:
-        """Record the successful calls of a line."""
-        # Reading calls leave the state, and so the cached results, as they are.
-        if not all(call.is_read for call in calls):
-            self.look_again()
-        # Each call meets the first goal that it fits; with `ordered`, only if all call goals before it are met.
-        for call in calls:
-            for at, goal in enumerate(self.goals):
-                if not isinstance(goal, CallGoal) or at in self._met or not goal.is_met_by(call):
-                    continue
-                if self._ordered and any(before not in self._met for before in self._call_goals(at)):
-                    continue
-                self._met.add(at)
-                break  # a call meets one goal at most
-
-    def look_again(self) -> None:
-        """Drop cached results, because the world may have changed."""
-        self._seen: dict[int, bool] = {}  # by id(goal): a goal may hold a list, which has no hash
-
-    def progress(self) -> float:
-        """Return the share of goals that hold now. Checking changes neither the world nor the recorded calls."""
-        held = [
-            at in self._met if isinstance(goal, CallGoal) else self._holds(goal)
-            for at, goal in enumerate(self.goals)
-        ]
-        return sum(held) / len(held)
-
-    def num_kept(self) -> int:
-        return sum(map(self._holds, self.keep))
-
-    def _holds(self, goal: StateGoal) -> bool:
-        if id(goal) not in self._seen:
-            self._seen[id(goal)] = goal.holds(self._world)
-        return self._seen[id(goal)]
-
-    def _call_goals(self, until: int) -> list[int]:
-        return [at for at in range(until) if isinstance(self.goals[at], CallGoal)]
-
-
-def _of_json(text: str) -> dict[str, str] | None:
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return None
-    return {key: str(value) for key, value in found.items()} if isinstance(found, dict) else None
-
-
-def _sorted(value: Any) -> Any:
-    """Return `value` with its lists in one order."""
-    if isinstance(value, list):
-        return sorted((_sorted(inner) for inner in value), key=repr)
-    if isinstance(value, dict):
-        return {key: _sorted(inner) for key, inner in sorted(value.items())}
-    return value
-
 
 # -- the score of a step -----------------------------------------------------------------------------------------------
 
@@ -363,10 +246,15 @@ def _check(task: CloudTask) -> None:
 
 
 def _goal(given: Any) -> Goal:
-    if isinstance(given, Mapping) and set(given) == {"call"}:
-        command = _call(str(given["call"]))
-        return CallGoal(command.service, command.operation, command.params)
-    return _state_goal(given)
+    if not isinstance(given, Mapping) or "call" not in given:
+        return _state_goal(given)
+    shows = given.get("shows", [])
+    if set(given) - {"call", "shows"} or not isinstance(shows, list):
+        raise _WrongTask(
+            f"{given!r} is not `call: <command>`, and `shows: [...]`, the texts that its answer has"
+        )
+    command = _call(str(given["call"]))
+    return CallGoal(command.service, command.operation, command.params, tuple(map(str, shows)))
 
 
 def _call(line: str) -> ApiCall:
@@ -387,18 +275,30 @@ def _call(line: str) -> ApiCall:
 
 
 def _state_goal(given: Any) -> StateGoal:
-    answers = {"equals", "contains", "error"}
-    if not isinstance(given, Mapping) or "read" not in given or len(given) != 2 or not answers & set(given):
-        raise _WrongTask(f"{given!r} is not `read: <command>` and one of equals, contains, error")
+    answers = ("equals", "contains", "error", *MEANINGS)
+    if (
+        not isinstance(given, Mapping)
+        or "read" not in given
+        or len(given) != 2
+        or not set(answers) & set(given)
+    ):
+        raise _WrongTask(f"{given!r} is not `read: <command>` and one of {', '.join(answers)}")
     command = parse(given["read"])
     if not isinstance(command, ApiCall) or not command.is_read:
         raise _WrongTask(f"read: {given['read']!r} would change the world: use a reading operation")
-    return StateGoal(
+    meaning = next((kind for kind in MEANINGS if kind in given), "")
+    goal = StateGoal(
         given["read"],
-        given.get("equals", MISSING),
+        given.get(meaning or "equals", MISSING),
         given.get("contains", MISSING),
         given.get("error", ""),
+        meaning,
     )
+    if meaning and None in goal.wanted:
+        raise _WrongTask(
+            f"{meaning}: {given[meaning]!r} has not the form of one (ddppo/domains/cloud/meaning.py)"
+        )
+    return goal
 
 
 def _list(key: str, given: Mapping[str, Any]) -> list[Any]:

@@ -11,7 +11,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import boto3
@@ -29,6 +29,7 @@ from moto.moto_api._internal.models import moto_api_backend
 
 from ddppo.domains.cloud.cli import REGION, SERVICES, ApiCall, S3Command, parse
 from ddppo.domains.cloud.cli_parameters import CommandError, session
+from ddppo.domains.cloud.holdings import Address, holdings
 from ddppo.errors import EnvStateError
 
 log = logging.getLogger(__name__)
@@ -141,6 +142,10 @@ class CloudWorld:
         except JMESPathError:  # a function of a value that does not exist (yet)
             return None, "BadQuery"
 
+    def holdings(self) -> dict[Address, Any]:
+        """Return all that this world holds, as facts. Nothing that a command can see changes by that."""
+        return holdings(ACCOUNT, REGION)
+
     def close(self) -> None:
         """End this world. A second call does nothing."""
         if CloudWorld._open is self:
@@ -156,8 +161,8 @@ class CloudWorld:
             who = f"arn:aws:iam::{ACCOUNT}:user/operator"
             what = f"{SERVICES[call.service]}:{call.api_name}"
             raise _refused(call, "AccessDenied", f"User: {who} is not authorized to perform: {what}")
-        answer = self._perform(call)
-        made.append(call)
+        answer = plain(self._perform(call))
+        made.append(replace(call, answer=_through(call.query, answer) if call.is_read else None))
         return answer
 
     def _perform(self, call: ApiCall) -> dict[str, Any]:
@@ -196,6 +201,9 @@ def _checked_params(call: ApiCall) -> dict[str, Any]:
         raise _refused(
             call, "AWS.SimpleQueueService.NonExistentQueue", "The specified queue does not exist.", 254
         )
+    # moto would drop these, and make a rule for objects of all sizes.
+    if call.operation == "put-bucket-lifecycle-configuration" and "ObjectSize" in str(call.params):
+        raise _refused(call, "NotImplemented", "rules for objects of some size are not simulated")
     if call.operation == "subscribe" and call.params.get("Protocol") not in PROTOCOLS:
         raise _refused(call, "InvalidParameter", f"Invalid parameter: Protocol: here one of {PROTOCOLS}")
     return call.params
@@ -231,13 +239,18 @@ def plain(value: Any) -> Any:
 
 def printed(answer: dict[str, Any], query: str | None) -> str:
     """Return the output of the AWS CLI: JSON with an indent of 4, or "" for an empty answer."""
-    found = plain(answer)
-    if query is not None:
-        try:
-            found = jmespath.search(query, found)
-        except JMESPathError as error:
-            raise CommandError(f"Bad value for --query {query}: {error}", 255) from error
+    found = _through(query, plain(answer))
     return json.dumps(found, indent=4) if found != {} else ""
+
+
+def _through(query: str | None, answer: dict[str, Any]) -> Any:
+    """Return what the --query of a command selects of its answer."""
+    if query is None:
+        return answer
+    try:
+        return jmespath.search(query, answer)
+    except JMESPathError as error:
+        raise CommandError(f"Bad value for --query {query}: {error}", 255) from error
 
 
 def warm() -> None:

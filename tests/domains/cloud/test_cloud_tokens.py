@@ -166,6 +166,7 @@ def test_the_grammar_of_some_tasks_is_theirs_alone():
         "aws s3 mb",
         "aws sns create-topic",
         "aws sqs create-queue",
+        "aws sqs set-queue-attributes",
         "aws sns subscribe",
     }
 
