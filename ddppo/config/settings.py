@@ -205,6 +205,12 @@ class EnvConfig:
         "tasks of text: turns after which an episode is truncated; null is the task's own limit",
         low=1,
     )
+    reward_weights: dict[str, float] = setting(
+        meaning="tasks of text whose steps report the parts of their reward (info['reward_parts'], docs/text.md): the "
+        "reward of a step is the sum of weight x part, as {progress: 1, hints: 0}, with a weight for each part. {}: "
+        "the reward that the task returns",
+        factory=dict,
+    )
     # Studies of stragglers.
     slow_ranks: dict[int, float] = setting(
         meaning="slowness for studies: {rank: seconds slept at every vectorised step}", factory=dict

@@ -19,12 +19,14 @@ from ddppo.envs.encoding.gym_spaces import decode_actions
 from ddppo.envs.encoding.observations import ObsArrays, RowEncoder
 from ddppo.envs.encoding.step_values import (
     MASK,
+    PARTS,
     REMEDY_OF_GYM,
     WrongOutput,
     as_flag,
     as_info,
     as_number,
     as_pair,
+    as_parts,
     described,
     late_mask,
     mask_of,
@@ -340,7 +342,10 @@ class ArrayEnv(gym.Wrapper):
 
 
 class TextEnv(gym.Wrapper):
-    """A task of text. Its infos hold scalars; any exception of it is raised as an EnvError with `name` and the step."""
+    """A task of text. Any exception of it is raised as an EnvError with `name` and the step.
+
+    Its infos hold scalars, and the named parts of a step's reward if the task reports them.
+    """
 
     def __init__(self, task: gym.Env, spec: EnvSpec, name: str) -> None:
         super().__init__(task)
@@ -364,7 +369,11 @@ class TextEnv(gym.Wrapper):
         try:
             text, reward, terminated, truncated, info = self.env.step(action)
             ends = as_flag(terminated, "terminated"), as_flag(truncated, "truncated")
-            return self._checked(text), as_number(reward), *ends, scalars(as_info(info))
+            told = as_info(info)
+            plain = scalars(told)
+            if PARTS in told:
+                plain[PARTS] = as_parts(told[PARTS])
+            return self._checked(text), as_number(reward), *ends, plain
         except (Exception, SystemExit) as e:
             raise explained(self._name, when_stepped(self._num_steps), e, self._task) from e
 

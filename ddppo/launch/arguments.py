@@ -235,6 +235,7 @@ def _check_names(settings: list[str], values: dict[str, str]) -> None:
     removable = (
         "env.kwargs.",
         "env.simulator_options.",
+        "env.reward_weights.",
         "env.slow_ranks.",
         "hydra",
         *(f"{name}." for name in mappings_of_plugins()),
@@ -402,6 +403,7 @@ def _settings_of_launcher(values: dict[str, str]) -> list[str]:
 _MAPPINGS = (
     "env.kwargs",
     "env.simulator_options",
+    "env.reward_weights",
     "env.slow_ranks",
     "model.encoders",
     "ppo.learning_rates",

@@ -4,6 +4,7 @@
 traceback from each rank. The helpers below follow its order.
 """
 
+import math
 import os
 
 import torch
@@ -121,6 +122,14 @@ def _check_stepping(config: Config, spec: EnvSpec, shape: BatchShape) -> None:
             f"env.batch_wait_ms={env.batch_wait_ms:g} has no effect with {env.id}, as its actions are no text: leave "
             "it out"
         )
+    if env.reward_weights and not spec.is_text:
+        raise ConfigError(
+            f"env.reward_weights={env.reward_weights} has no effect with {env.id}, as its actions are no text: only "
+            "tasks of text report the parts of their reward: leave it out"
+        )
+    for name, weight in env.reward_weights.items():
+        if not math.isfinite(weight):
+            raise ConfigError(f"env.reward_weights.{name}={weight}: a weight must be a finite number")
     # backend=auto may step the environments in the rank, where nothing but the rank can be started again.
     if env.backend == "auto" and topology.env_backend is None and not spec.is_text:
         rank_rules.check_restarts(config)

@@ -174,7 +174,7 @@ class Loop:
 
         # 6. Metrics that are known on all ranks already.
         more = {USER_PREFIX + name: x for name, x in user_metrics.items()} | sampler.metrics()
-        more |= outcome_metrics(outcomes)
+        more |= outcome_metrics(outcomes, config.training.group_size)
         if results is not None and len(known := results.achieved[~results.achieved.isnan()]):
             more["rollout/success_rate"] = known.mean().item()
         if more:

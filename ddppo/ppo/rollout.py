@@ -112,10 +112,15 @@ class EpisodeOutcome:
     ended_by: str  # one of ENDS; an episode that "failed" counts in no metric
     length: int  # tokens that the policy typed
     num_turns: int  # of the policy, as far as they were played
+    num_tool_failures: int | None = None  # turns with a failed tool; None if the task never says
+    reward_parts: Mapping[str, float] = field(default_factory=dict)  # sums over the episode, by name
 
 
-def outcome_metrics(outcomes: Sequence[EpisodeOutcome]) -> dict[str, float]:
-    """Return metrics of the episodes of all ranks, without those that failed."""
+def outcome_metrics(outcomes: Sequence[EpisodeOutcome], group_size: int = 1) -> dict[str, float]:
+    """Return metrics of the episodes of all ranks, without those that failed.
+
+    group_size: environments of a group, which share a task; 1 without groups.
+    """
     of = [outcome for outcome in outcomes if outcome.ended_by != "failed"]
     if not of:
         return {}
@@ -128,7 +133,20 @@ def outcome_metrics(outcomes: Sequence[EpisodeOutcome]) -> dict[str, float]:
         "rollout/turns_mean": sum(outcome.num_turns for outcome in of) / len(of),
     }
     ends = Counter(outcome.ended_by for outcome in of)
-    return found | {f"rollout/ended_by_{word}": ends[word] / len(of) for word in ENDS if word != "failed"}
+    found |= {f"rollout/ended_by_{word}": ends[word] / len(of) for word in ENDS if word != "failed"}
+    calls = [o for o in of if o.num_tool_failures is not None]
+    if num_calls := sum(o.num_turns for o in calls):
+        found["rollout/tool_failures"] = sum(o.num_tool_failures or 0 for o in calls) / num_calls
+    # The parts of the reward: mean over the episodes that report one, and deviation within groups.
+    for name in sorted({name for o in of for name in o.reward_parts}):
+        told = [o for o in of if name in o.reward_parts]
+        values = np.array([o.reward_parts[name] for o in told])
+        found[f"reward/{name}"] = values.mean().item()
+        if group_size > 1:
+            groups = np.array([o.env_index // group_size for o in told])
+            stds = [values[groups == group].std() for group in np.unique(groups)]
+            found[f"reward/{name}_std"] = np.mean(stds).item()
+    return found
 
 
 class RolloutCollector(Protocol):

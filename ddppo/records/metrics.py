@@ -43,6 +43,7 @@ GREEDY = "deterministic evaluation"
 
 # Prefixes of names that the table does not list one by one.
 SUCCESS_RATE_PREFIX = "eval/success_rate_"  # + name of a tier
+REWARD_PREFIX = "reward/"  # + name of a part of the reward
 LOSS_PREFIX = "loss/"  # + name of a loss term of ppo.losses
 ALGORITHM_PREFIX = "algorithm/"  # + name that an algorithm's learn returns
 USER_PREFIX = "user/"  # + name that a function of log.metrics returns
@@ -148,6 +149,11 @@ LEARNING_METRICS: tuple[Metric, ...] = (
             ("rollout/tokens_mean", "tokens", "the mean of these episodes"),
             ("rollout/tokens_max", "tokens", "the longest of these episodes"),
             ("rollout/turns_mean", "turns", "turns played in an episode"),
+            (
+                "rollout/tool_failures",
+                "fraction",
+                "turns with info['tool_failed'] / turns; absent if the task never says",
+            ),
             ("rollout/ended_by_terminated", "fraction", "episodes that the task terminated"),
             ("rollout/ended_by_time_limit", "fraction", "episodes that the task truncated"),
             ("rollout/ended_by_max_turns", "fraction", "episodes cut after env.max_turns turns"),
@@ -162,6 +168,21 @@ LEARNING_METRICS: tuple[Metric, ...] = (
                 "episodes cut because a prompt or answer did not fit into the tokens that were left",
             ),
         )
+    ),
+    Metric(
+        f"{REWARD_PREFIX}<name>",
+        "reward",
+        EPISODES,
+        "text tasks: a named part of the reward (info['reward_parts']), summed over an episode, mean over the "
+        "episodes of the iteration that report it",
+        "docs/text.md",
+    ),
+    Metric(
+        f"{REWARD_PREFIX}<name>_std",
+        "reward",
+        EPISODES,
+        "the standard deviation of this sum within a group, mean over groups",
+        "docs/text.md",
     ),
     Metric(
         "rollout/failed",
@@ -460,6 +481,7 @@ PER_RANK_NAMES = frozenset(m.name for m in METRICS if m.reduction == PER_RANK)
 GLOBAL_NAMES = frozenset(m.name for m in METRICS if m.reduction != PER_RANK)
 _OPEN_PREFIXES = (
     TASK_PREFIX,
+    REWARD_PREFIX,
     LOSS_PREFIX,
     ALGORITHM_PREFIX,
     USER_PREFIX,

@@ -12,7 +12,7 @@ An answer has the id of its request, so that a late answer is never taken for th
 bytes
   of the numbers, row by row, little-endian.
 - mask is present if the spec has one.
-- info holds the entries of the environment's info that are single plain values.
+- info holds the entries of the environment's info that are single plain values, and the map "reward_parts".
 - goes_on: true resets the environment if the step ends an episode. Then obs and info are those of the next episode, and
   final_obs is the last observation of the old one.
 - action is text, a number, or a list of numbers, as a model returns it.
@@ -29,6 +29,7 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
 from ddppo.envs.encoding.observations import ObsArrays
+from ddppo.envs.encoding.step_values import PARTS, WrongOutput, as_parts
 from ddppo.envs.meaning import plain_of
 from ddppo.envs.single import scalars
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec, each
@@ -128,8 +129,16 @@ def action_of(message: dict[str, Any], spec: ActionSpec) -> np.ndarray | str:
 
 def info_of(value: Any) -> dict[str, Any]:
     """Return the info of an answer. Raises BadMessage if it is not a map of names to plain values."""
-    if not isinstance(value, dict) or scalars(value) != value:
+    if not isinstance(value, dict):
         raise BadMessage("VALIDATION_ERROR", "info must be a map of plain values by names")
+    others = {key: x for key, x in value.items() if key != PARTS}
+    if scalars(others) != others:
+        raise BadMessage("VALIDATION_ERROR", "info must be a map of plain values by names")
+    try:
+        if PARTS in value:
+            as_parts(value[PARTS])
+    except WrongOutput as e:
+        raise BadMessage("VALIDATION_ERROR", f"info.{PARTS} must be a map of numbers by names") from e
     return value
 
 

@@ -18,7 +18,17 @@ EVERYTHING = [
 ]  # fmt: skip
 
 
-COMPARED = ("rollout/group", "rollout/failed", "rollout/success", "rollout/steps", "train/", "curriculum/")
+COMPARED = (
+    *("rollout/group", "rollout/failed", "rollout/success", "rollout/steps", "train/", "curriculum/"),
+    *(
+        "reward/",
+        "rollout/truncated",
+        "rollout/tokens_m",
+        "rollout/turns_mean",
+        "rollout/ended",
+        "rollout/tool",
+    ),
+)
 KINDS = {
     "means_of_episodes": [*SMALL, "ppo.token_mean=episodes"],
     "everything": [*SMALL, *EVERYTHING],

@@ -1,6 +1,7 @@
 """A world has what it needs and no more, and nothing of it stays: no process in whatever session, no folder."""
 
 import json
+import math
 import os
 import signal
 import stat
@@ -19,7 +20,7 @@ if sys.platform != "linux":
 from ddppo.config.settings import EnvConfig
 from ddppo.errors import ConfigError
 from ddppo.serve.limits import Confinement
-from ddppo.serve.protocol import MSGPACK, decoded, encoded
+from ddppo.serve.protocol import MSGPACK, BadMessage, decoded, encoded, info_of
 from ddppo.serve.slots.line import framed, read_frame
 from ddppo.serve.slots.pool import SlotPool
 from ddppo.spaces import ArraySpec
@@ -183,3 +184,10 @@ def test_an_info_that_messagepack_cannot_hold_harms_nobody(pool_of):
     kind, content = read_frame(slot.line)
     assert kind == MSGPACK
     assert decoded(MSGPACK, content)["info"] == {"marks": 0}
+
+
+@pytest.mark.parametrize("parts", [3.0, {"right": "much"}, {1: 1.0}, [1.0], None])
+def test_parts_of_a_reward_from_a_server_are_numbers_by_names(parts):
+    assert info_of({"reward_parts": {"right": 1.0, "nan": math.nan}, "x": None})
+    with pytest.raises(BadMessage, match=r"info.reward_parts must be a map of numbers by names"):
+        info_of({"reward_parts": parts})

@@ -27,6 +27,7 @@ def test_every_metric_is_listed_once_and_fully():
     for metric in rows:
         groups = {
             "rollout",
+            "reward",
             "train",
             "time",
             "dist",

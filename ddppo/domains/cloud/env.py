@@ -18,6 +18,7 @@ from ddppo.domains.cloud.tasks import (
     gain,
     is_retry,
     score,
+    score_parts,
 )
 from ddppo.domains.cloud.world import BROKE, CHANCE, CloudWorld, CommandOutcome, drawn, drifted
 from ddppo.domains.text.settings import wrong_shots
@@ -60,7 +61,8 @@ SHOTS = (
 class CloudEnv(gym.Env):
     """Achieve the task of the prompt in a simulated cloud. An action is a command line, an observation its output.
 
-    The reward of a step is the gain of the score (tasks.score), so the rewards of an episode sum to its last score. An
+    The reward of a step is the gain of the score (tasks.score), so the rewards of an episode sum to its last score; its
+    parts are the gains of the score's parts. An
     episode is terminated when the task is achieved, and truncated when its steps are used up.
 
     Options of `reset`: "task" names the task, else one is drawn; "chaos" is the probability of a fault, by default
@@ -94,6 +96,7 @@ class CloudEnv(gym.Env):
         self._task: CloudTask | None = None
         # Share of goals that hold, its maximum so far, and the score of the last step.
         self._progress = self._best = self._score = 0.0
+        self._parts: dict[str, float] = {}  # of the score of the last step
         self._num_kept = self._num_hints = 0
 
     @property
@@ -127,19 +130,20 @@ class CloudEnv(gym.Env):
         # 2. Grade the state of the world, and score the step.
         progress, num_kept = self._grader.progress(), self._grader.num_kept()
         achieved = progress == 1.0 and num_kept == len(self._grader.keep)
-        now = score(
-            GradedStep(
-                progress=progress,
-                achieved=achieved,
-                rose=progress > self._best,
-                failed=failed,
-                undone=progress < self._progress or num_kept < self._num_kept,
-                retried=retried,
-                survived=self._struck,
-                num_hints=self._num_hints,
-            )
+        graded = GradedStep(
+            progress=progress,
+            achieved=achieved,
+            rose=progress > self._best,
+            failed=failed,
+            undone=progress < self._progress or num_kept < self._num_kept,
+            retried=retried,
+            survived=self._struck,
+            num_hints=self._num_hints,
         )
+        now, parts = score(graded), score_parts(graded)
         reward, self._score = gain(now, self._score), now
+        gains = {name: gain(part, self._parts.get(name, 0.0)) for name, part in parts.items()}
+        self._parts = parts
         self._best = max(self._best, progress)
         self._progress, self._num_kept = progress, num_kept
         # 3. End the episode, or let a fault strike before the next step.
@@ -147,7 +151,8 @@ class CloudEnv(gym.Env):
         self._is_over = achieved or truncated
         if not self._is_over:
             self._strike()
-        return self._shown(printed), reward, achieved, truncated, self._info(achieved)
+        info = {**self._info(achieved), "reward_parts": gains, "tool_failed": failed}
+        return self._shown(printed), reward, achieved, truncated, info
 
     def close(self) -> None:
         self._world.close()
@@ -188,6 +193,7 @@ class CloudEnv(gym.Env):
         self._fault = drawn(chance, task.chaos, random)
         self._struck = self._has_retried = self._is_over = False
         self._score, self._num_hints = 0.0, 0
+        self._parts = {}
         self._progress = self._best = self._grader.progress()
         self._num_kept = self._grader.num_kept()
         return self._shown(f"{task.prompt}\n{GUIDE}"), self._info(achieved=False)

@@ -69,6 +69,33 @@ def score(step: GradedStep) -> float:
     return min(max(worth, 0.0), 0.99) * kept
 
 
+def score_parts(step: GradedStep) -> dict[str, float]:
+    """Return the parts of the score by name. They add up to `score`, within rounding."""
+    parts = {
+        "progress": 0.8 * step.progress,
+        "achievement": 0.0,  # from .8 to 1
+        "survival": 0.0,  # of a fault
+        "rise": 0.0,  # progress is higher than ever
+        "failure": 0.0,  # of the command, which halves progress and rise
+        "undone": 0.0,
+        "retry": 0.0,
+    }
+    if step.achieved:
+        parts |= {"achievement": 1.0 - parts["progress"], "survival": 0.05 * step.survived}
+        bound = 0.0
+    else:
+        parts["rise"] = 0.1 * step.rose
+        if step.failed:
+            parts["failure"] = -0.5 * (parts["progress"] + parts["rise"])
+        parts |= {"undone": -0.1 * step.undone, "retry": 0.02 * step.retried}
+        worth = sum(parts.values())
+        bound = min(max(worth, 0.0), 0.99) - worth
+    # The bounds 0 and .99, and the price of hints, which is a share of all the rest.
+    parts["bounds"] = bound
+    parts["hints"] = (0.85 ** min(step.num_hints, MOST_HINTS) - 1.0) * sum(parts.values())
+    return parts
+
+
 def gain(after: float, before: float) -> float:
     """Return the reward of a step, the difference of two scores. The rewards of an episode sum to its last score.
 

@@ -23,6 +23,7 @@ from ddppo.domains.text.settings import text_settings
 from ddppo.domains.text.token_rollout import EpisodeRecord
 from ddppo.domains.text.tokenizers import Dialogue, NoAction, Tokenizer, begun, make_tokenizer
 from ddppo.domains.text.turns import Turn, Turns, make_turns
+from ddppo.envs.encoding.step_values import PARTS, WrongOutput, weighted
 from ddppo.envs.vec_env import EnvNames
 from ddppo.errors import ConfigError, EnvOutputError, TrainingError
 from ddppo.ppo.rollout import EpisodeOutcome, FinishedEpisode, Rollout
@@ -36,6 +37,9 @@ class GenerationSettings:
     num_tokens: int  # L: tokens of an episode, prompt and answers included, after which it is truncated
     max_turns: int | None = None  # turns of the policy after which an episode is truncated; None: any number
     top_p: float = 1.0  # tokens are sampled from the nucleus of this probability; 1 is all tokens
+    reward_weights: Mapping[str, float] | None = (
+        None  # of the parts of a reward; None: the task's own reward counts
+    )
     wait_s: float | None = None  # seconds to wait for more answers after the first one; None: wait for all
 
 
@@ -130,6 +134,7 @@ class TextCollector:
             num_tokens,
             max_turns=config.env.max_turns,
             top_p=text_settings(config.model).top_p,
+            reward_weights=config.env.reward_weights or None,
             wait_s=None if wait_ms is None else wait_ms / 1000,
         )
         return cls(
@@ -199,6 +204,8 @@ class TextCollector:
                 ended_by=ended_by or "failed",
                 length=int(record.own[:, i].sum()),
                 num_turns=int(self._num_turns[i]),
+                num_tool_failures=int(record.tool_failures[i]) if record.tells_failures[i] else None,
+                reward_parts=record.parts[i],
             )
             for i, ended_by in enumerate(record.ended_by)
         ]
@@ -254,7 +261,8 @@ class TextCollector:
             return True
         # The reward of a turn belongs to its last token.
         row = record.last[i]
-        record.rewards[row, i] = self._checked_reward(turn)
+        record.rewards[row, i] = self._reward(turn)
+        self._record_tool(turn)
         if turn.terminated:
             record.end(i, "terminated")
             return False
@@ -277,13 +285,40 @@ class TextCollector:
             raise self._bad_output(turn, found, "return True if the task is achieved, else False")
         self._record.achieved[turn.env] = float(is_success)
 
-    def _checked_reward(self, turn: Turn) -> float:
-        """Return the reward. Raises EnvOutputError if it is NaN, infinite or too large for `dtype`."""
-        if abs(turn.reward) <= torch.finfo(self.dtype).max:  # False for NaN
-            return turn.reward
-        more = f", more than {self.dtype} holds," if math.isfinite(turn.reward) else ""
+    def _record_tool(self, turn: Turn) -> None:
+        """Record info["tool_failed"] if the environment reports it."""
+        if (tool_failed := turn.info.get("tool_failed")) is None:
+            return
+        if type(tool_failed) is not bool:
+            found = f'{tool_failed!r} as info["tool_failed"]'
+            raise self._bad_output(turn, found, "return True if the tool of the turn failed, else False")
+        self._record.tells_failures[turn.env] = True
+        self._record.tool_failures[turn.env] += tool_failed
+
+    def _reward(self, turn: Turn) -> float:
+        """Return the reward of a turn, and add its parts to those of the episode.
+
+        Raises EnvOutputError if a number is NaN, infinite or too large for `dtype`, or if the parts are not the ones
+        that env.reward_weights weighs.
+        """
+        parts, weights = turn.info.get(PARTS), self.generation.reward_weights
+        sums = self._record.parts[turn.env]
+        for name, value in (parts or {}).items():
+            sums[name] = sums.get(name, 0.0) + self._checked(turn, value, f"the part {name} of the reward")
+        reward = turn.reward
+        if weights:
+            try:
+                reward = weighted(parts, weights)
+            except WrongOutput as e:
+                raise self._bad_output(turn, e.found, e.wanted) from e
+        return self._checked(turn, reward, "the reward")
+
+    def _checked(self, turn: Turn, value: float, of: str) -> float:
+        if abs(value) <= torch.finfo(self.dtype).max:  # False for NaN
+            return value
+        more = f", more than {self.dtype} holds," if math.isfinite(value) else ""
         remedy = "nothing can be learned from it; mend the task, or wrap it so that it returns finite numbers"
-        raise self._bad_output(turn, f"{turn.reward:g}{more} as the reward", remedy)
+        raise self._bad_output(turn, f"{value:g}{more} as {of}", remedy)
 
     def _bad_output(self, turn: Turn, found: str, remedy: str) -> EnvOutputError:
         seed, options = self.started_from[turn.env]

@@ -18,14 +18,13 @@ import numpy as np
 import torch
 
 from ddppo.collectives.group import Group, gather_bytes
-from ddppo.domains.text.turns import Turn, Turns
+from ddppo.domains.text.turns import READ, Turn, Turns
 from ddppo.envs.vec_env import EnvNames
 from ddppo.errors import EnvError, EnvRaised
 from ddppo.spaces import EnvSpec
 
 _OVER = "over"  # all episodes are over
 _RELEASED = "released"  # the evaluation is over, or has failed
-_READ = ("is_success", "system", "shots")  # the values of `info` that the collector reads
 
 
 class RankTurns:
@@ -59,8 +58,7 @@ class RankTurns:
             answer = json.loads(part) if part else []
             if isinstance(answer, str):  # a fault, in words
                 raise EnvError(answer)
-            for i, obs, reward, terminated, truncated, failed, info in answer:
-                turns.append(Turn(i, obs, reward, terminated, truncated, failed, info))
+            turns += [Turn(*turn) for turn in answer]
         self._busy -= {turn.env for turn in turns}
         return turns
 
@@ -119,7 +117,7 @@ class TurnsServer:
         return [
             [
                 *(first + turn.env, turn.obs, turn.reward, turn.terminated, turn.truncated, turn.failed),
-                {key: _plain(turn.info[key]) for key in _READ if turn.info.get(key) is not None},
+                {name: _plain(turn.info[name]) for name in READ if name in turn.info},
             ]
             for turn in turns.ready(wait_s)
         ]

@@ -37,6 +37,11 @@ class EpisodeRecord:
         self.ended_by: list[str | None] = [
             None
         ] * num_envs  # one of ENDS; None while the episode is under way
+        self.parts: list[dict[str, float]] = [
+            {} for _ in range(num_envs)
+        ]  # of rewards, summed over the episode
+        self.tool_failures = np.zeros(num_envs, np.int64)
+        self.tells_failures = np.zeros(num_envs, bool)  # whether the task says if a tool failed
         self.achieved = np.full(num_envs, np.nan)  # 1 or 0; NaN until the environment reports it
 
     @property

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from ddppo.config.settings import EnvConfig
+from ddppo.envs.encoding.step_values import PARTS
 from ddppo.envs.make import choose_backend
 from ddppo.envs.probing.probe import probe
 from ddppo.envs.single import make_single_env
@@ -27,6 +28,10 @@ from ddppo.errors import EnvError, EnvRaised
 from ddppo.plugins import imported
 from ddppo.spaces import EnvSpec
 from ddppo.terminal import warn
+
+# Entries of an info that the collector reads; all are optional. Of a step, `reward_parts`: the named parts of the reward;
+# `tool_failed`: whether the command or tool that the policy called has failed. Of a reset, `system` and `shots`.
+READ = ("is_success", PARTS, "tool_failed", "system", "shots")
 
 _SERVED = "ddppo.domains.text.served_turns:RemoteTurns"  # needs the extra serve
 

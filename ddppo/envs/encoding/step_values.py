@@ -15,6 +15,7 @@ import numpy as np
 from gymnasium.spaces import Discrete, MultiDiscrete
 
 MASK = "action_mask"
+PARTS = "reward_parts"  # of an info: the named parts of a step's reward
 _METHOD = "action_masks"  # the method that MaskablePPO of sb3-contrib calls
 # Types that float() converts exactly.
 _NUMBERS = {float, int, bool, np.float64, np.float32, np.int64, np.int32, np.bool_}
@@ -97,6 +98,34 @@ def as_number(reward: Any) -> float:
 
 def _no_number(reward: Any) -> WrongOutput:
     return WrongOutput(f"{described(reward)} as the reward", "it must be one number")
+
+
+def as_parts(parts: Any) -> dict[str, float]:
+    """Return info["reward_parts"], a map of names to numbers, as a dict of floats. Raises WrongOutput."""
+    try:
+        if isinstance(parts, Mapping) and all(type(name) is str and name for name in parts):
+            return {name: as_number(value) for name, value in parts.items()}
+    except WrongOutput:
+        pass
+    raise WrongOutput(f'{described(parts)} as info["{PARTS}"]', "it must be a dict of numbers by their names")
+
+
+def weighted(parts: Mapping[str, float] | None, weights: Mapping[str, float]) -> float:
+    """Return the sum of weight x part, the reward of a step with env.reward_weights, in the order of `weights`.
+
+    Raises WrongOutput unless the step has reported the parts that have a weight, and no others.
+    """
+    if parts is None:
+        raise WrongOutput(
+            f'no info["{PARTS}"]',
+            "and env.reward_weights weighs the parts of a reward: let each step report them, or leave the weights out",
+        )
+    if parts.keys() != weights.keys():
+        raise WrongOutput(
+            f"the parts {', '.join(parts)} of its reward",
+            f"and env.reward_weights names {', '.join(weights)}: give each part a weight, 0 to leave it out",
+        )
+    return sum(weight * parts[name] for name, weight in weights.items())
 
 
 def as_info(info: Any) -> Mapping[Any, Any]:

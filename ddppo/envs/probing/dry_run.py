@@ -27,6 +27,7 @@ from ddppo.config.settings import EnvConfig
 from ddppo.envs.backends.classic_cpp import why_not_batched
 from ddppo.envs.backends.gym_vector import make_gym_vector
 from ddppo.envs.encoding.gym_spaces import sample_action
+from ddppo.envs.encoding.step_values import PARTS, WrongOutput, weighted
 from ddppo.envs.guard import leave_alone
 from ddppo.envs.make import CheckedEnvs
 from ddppo.envs.meaning import differences
@@ -318,7 +319,12 @@ def _step_text(env: EnvConfig, spec: EnvSpec, send: Send) -> None:
             if time.monotonic() > end:
                 break
             send("at", f"in step {k + 1}")
-            _, _, terminated, truncated, _ = task.step(task.action_space.sample())
+            _, _, terminated, truncated, info = task.step(task.action_space.sample())
+            if env.reward_weights:
+                try:
+                    weighted(info.get(PARTS), env.reward_weights)
+                except WrongOutput as e:
+                    raise ConfigError(f"env.reward_weights: {env.id} {e}") from e
             if terminated or truncated:
                 task.reset()
     finally:

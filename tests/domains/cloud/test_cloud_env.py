@@ -108,6 +108,8 @@ def test_steps_are_scored_by_hand(env):
         _, reward, terminated, _, info = env.step(line)
         total += reward
         assert info["score"] == pytest.approx(score), line
+        assert sum(info["reward_parts"].values()) == pytest.approx(reward)
+        assert info["tool_failed"] == ("none" in line)
         assert total == pytest.approx(score)
     assert terminated
     assert info["num_hints"] == 1

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("moto", reason="needs the extra cloud: pip install '.[cloud]'")
 pytest.importorskip("boto3", reason="needs the extra cloud: pip install '.[cloud]'")
 
-from ddppo.domains.cloud.tasks import GradedStep, gain, is_retry, score
+from ddppo.domains.cloud.tasks import GradedStep, gain, is_retry, score, score_parts
 from ddppo.domains.cloud.world import CHANCE, FIRST, LAST, drawn, drifted
 
 
@@ -36,6 +36,24 @@ from ddppo.domains.cloud.world import CHANCE, FIRST, LAST, drawn, drifted
 )
 def test_the_score_of_a_step(step, worth):
     assert score(step) == pytest.approx(worth, abs=1e-12)
+    assert sum(score_parts(step).values()) == pytest.approx(worth, abs=1e-12)
+
+
+def test_the_parts_of_a_score_by_hand():
+    names = ["progress", "achievement", "survival", "rise", "failure", "undone", "retry", "bounds", "hints"]
+
+    def parts(*step, **flags):
+        found = score_parts(GradedStep(*step, **flags))
+        assert list(found) == names
+        return {name: round(part, 12) for name, part in found.items() if part}
+
+    assert parts(0.0) == {}
+    assert parts(0.5, rose=True, failed=True) == {"progress": 0.4, "rise": 0.1, "failure": -0.25}
+    assert parts(1.0, achieved=True, survived=True, num_hints=1) == {
+        "progress": 0.8, "achievement": 0.2, "survival": 0.05, "hints": -0.1575,
+    }  # fmt: skip
+    assert parts(0.0, undone=True) == {"undone": -0.1, "bounds": 0.1}
+    assert parts(0.5, retried=True, num_hints=2) == {"progress": 0.4, "retry": 0.02, "hints": -0.11655}
 
 
 def test_short_of_the_end_a_score_is_between_0_and_99_hundredths():

@@ -12,7 +12,8 @@ from tests.distributed.test_groups_of_episodes import (
 from tests.support import TINY, door
 
 TEXT = [
-    "env=gym", "env.id=tests.domains.text.text_tasks:tests/Repeat-v0", "model=token_policy", "model.token_width=16",
+    "env=gym", "env.id=tests.domains.text.text_tasks:tests/PartsRepeat-v0",
+    "model=token_policy", "model.token_width=16",
     "model.token_layers=1", "model.token_heads=2", "model.obs_tokens=8", "model.turn_tokens=3", "env.num_envs=8",
     "ppo.group_size=4", "ppo.rollout_steps=24", "ppo.num_epochs=2", "ppo.num_minibatches=3", "ppo.total_steps=120",
     "ppo.learning_rate=1e-2", "ppo.lr_schedule=none", "dtype=float64", "dist.check_every=1",

@@ -23,6 +23,7 @@ from tests.serve.test_serve_slots import SPEC, WORLD, runs  # noqa: E402
 from tests.support import PATIENCE_S, wait_until  # noqa: E402
 
 WORDS = "tests.domains.text.text_tasks:tests/Repeat-v0"
+PARTS = "tests.domains.text.text_tasks:tests/PartsRepeat-v0"
 REMOTE = EnvConfig(id=WORLD.id, backend="remote")
 
 
@@ -55,7 +56,7 @@ def played(turns, num_envs):
 
 
 def test_served_text_is_that_of_this_process(turns_of):
-    local, served = (turns_of(EnvConfig(id=WORDS, backend=backend), 3) for backend in ("sync", "remote"))
+    local, served = (turns_of(EnvConfig(id=PARTS, backend=backend), 3) for backend in ("sync", "remote"))
     assert played(served, 3) == played(local, 3)
     assert played(served, 3) == played(local, 3)
     assert served.spec == local.spec

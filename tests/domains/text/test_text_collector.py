@@ -19,6 +19,7 @@ from tests.domains.text.text_tasks import TIERS, WORDS, RepeatEnv
 
 REPEAT = "tests.domains.text.text_tasks:tests/Repeat-v0"
 BYTES = "tests.domains.text.text_tasks:tests/BytesRepeat-v0"
+PARTS = "tests.domains.text.text_tasks:tests/PartsRepeat-v0"
 LENGTH = 24
 
 
@@ -267,6 +268,116 @@ def test_a_reward_that_is_no_number_is_a_sentence_with_task_episode_and_turn(rew
         f"environment 2 of rank 0 returned {said} as the reward in turn 2 of the episode of the task north from seed "
         "102: nothing can be learned from it; mend the task, or wrap it so that it returns finite numbers"
     )
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [("nan", "nan"), ("inf", "inf"), ("-inf", "-inf"), ("1e39", "1e+39, more than torch.float32 holds,")],
+)
+def test_a_part_of_a_reward_that_is_no_number_is_a_sentence_too(part, said):
+    for weights in (None, {"right": 1.0, "short": 1.0, "bonus": 0.0}):
+        collector = made(
+            PARTS,
+            dtype=torch.float32,
+            kwargs={"adds": {"bonus": part}},
+            envs=range(2, 4),
+            reward_weights=weights,
+        )
+        with pytest.raises(EnvOutputError) as e:
+            played(collector, range(2, 4), tasks=["north"] * 4)
+        assert str(e.value) == (
+            f"environment 2 of rank 0 returned {said} as the part bonus of the reward in turn 1 of the episode of the "
+            "task north from seed 102: nothing can be learned from it; mend the task, or wrap it so that it returns "
+            "finite numbers"
+        )
+
+
+def test_the_parts_of_a_reward_are_summed_over_an_episode_and_weighed_if_asked():
+    told, episodes = played(made(PARTS), tasks=[*TIERS])
+    weights = {"short": 0.5, "right": 100.0}
+    collector = made(PARTS, reward_weights=weights)
+    rollout, weighed = played(collector, tasks=[*TIERS])
+    assert torch.equal(rollout.actions, told.actions)
+    num_failed = 0
+    for i, outcome in enumerate(collector.outcomes()):
+        row = [words([token])[0] for token in rollout.actions[rollout.valid[:, i], i].tolist()]
+        typed = " ".join(row).split("<end>")[:2]
+        right = sum(0.5 * (word.strip() == [*TIERS][i]) for word in typed)
+        short = sum(-0.01 * len(word.strip()) for word in typed)
+        assert outcome.reward_parts == pytest.approx({"right": right, "short": short}, abs=1e-12)
+        assert outcome.num_tool_failures == sum(not word.strip() for word in typed)
+        num_failed += outcome.num_tool_failures
+        (ours,) = (e.episode_return for e in weighed if e.env_index == i)
+        (theirs,) = (e.episode_return for e in episodes if e.env_index == i)
+        assert ours == pytest.approx(100 * right + 0.5 * short, abs=1e-12)
+        assert theirs == pytest.approx(right + short, abs=1e-12)
+    assert outcome_metrics(collector.outcomes())["rollout/tool_failures"] == num_failed / 12
+    assert 0 < num_failed < 12
+
+
+@pytest.mark.parametrize(
+    ("task", "weights", "said"),
+    [
+        (
+            "Parts",
+            {"right": 1.0, "shrot": 1.0},
+            "the parts right, short of its reward in turn 1 of the episode of the task north from seed 100: and "
+            "env.reward_weights names right, shrot: give each part a weight, 0 to leave it out",
+        ),
+        (
+            "",
+            {"right": 1.0},
+            'no info["reward_parts"] in turn 1 of the episode of the task north from seed 100: and env.reward_weights '
+            "weighs the parts of a reward: let each step report them, or leave the weights out",
+        ),
+    ],
+)
+def test_weights_of_parts_that_there_are_not_name_those_that_there_are(task, weights, said):
+    with pytest.raises(EnvOutputError) as e:
+        played(made(REPEAT.replace("Repeat", f"{task}Repeat"), reward_weights=weights), tasks=["north"] * 6)
+    assert str(e.value) == f"environment 0 of rank 0 returned {said}"
+
+
+@pytest.mark.parametrize("parts", [3.0, {"right": "much"}, {"right": None}, {1: 2.0}, {"": 1.0}, [1.0]])
+def test_parts_that_are_no_numbers_by_names_are_a_fault_of_the_environment(parts, monkeypatch):
+    monkeypatch.setattr(RepeatEnv, "info", lambda self: {"reward_parts": parts} if self.num_steps else {})
+    with pytest.raises(EnvOutputError, match=r"reward_parts.*must be a dict of numbers by their names"):
+        played(made())
+
+
+@pytest.mark.parametrize("told", ["yes", 2, None, 1])
+def test_a_tool_that_failed_or_not_is_true_or_false(told, monkeypatch):
+    monkeypatch.setattr(RepeatEnv, "info", lambda self: {"tool_failed": told} if self.num_steps else {})
+    if told is None:
+        collector = made()
+        played(collector)
+        assert {o.num_tool_failures for o in collector.outcomes()} == {None}
+        return
+    with pytest.raises(EnvOutputError) as e:
+        played(made())
+    assert str(e.value) == (
+        f'environment 0 of rank 0 returned {told!r} as info["tool_failed"] in turn 1 of the episode from seed 100: '
+        "return True if the tool of the turn failed, else False"
+    )
+
+
+def test_the_parts_of_rewards_are_means_over_episodes_and_deviations_within_groups():
+    parts = [{"a": 1.0}, {"a": 3.0, "b": 4.0}, {"a": 10.0}, {"a": 10.0, "b": 2.0}, {"a": 99.0}]
+    outcomes = [
+        EpisodeOutcome(
+            i, "failed" if i == 4 else "terminated", 1, 2, num_tool_failures=i % 2, reward_parts=of
+        )
+        for i, of in enumerate(parts)
+    ]
+    found = outcome_metrics(outcomes, group_size=2)
+    assert {name: x for name, x in found.items() if name.startswith("reward/")} == {
+        "reward/a": 6.0,  # of 1, 3, 10 and 10
+        "reward/a_std": 0.5,  # of 1 in the first group, and 0 in the second
+        "reward/b": 3.0,
+        "reward/b_std": 0.0,
+    }
+    assert found["rollout/tool_failures"] == 2 / 8
+    assert "reward/a_std" not in outcome_metrics(outcomes)
 
 
 @pytest.mark.parametrize("told", ["yes", 2.0, np.nan])

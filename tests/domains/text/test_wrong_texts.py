@@ -6,6 +6,7 @@ from tests.conf.wrong_command_lines import Case, Playground
 
 _TASK = "env=gym env.id=tests.domains.text.text_tasks:tests/Repeat-v0"
 _RUN = f"{_TASK} model=token_policy ppo.rollout_steps=64 model.obs_tokens=16 ppo.group_size=4"
+_PARTS = _RUN.replace("tests/Repeat", "tests/PartsRepeat")
 _LONG = f"{_TASK} model=token_policy ppo.rollout_steps=999"
 _ALONE = "tests.domains.text.text_tasks:tests/AloneRepeat-v0"
 
@@ -28,6 +29,15 @@ LINES = {
     f"{_RUN} distributed=async_actors dist.world_size=3": "its episodes are compared in groups of one policy",
     f"{_RUN} env.id={_ALONE} env.backend=sync": "Repeat-v0 only, and a rank would step 8: use env.backend=remote",
     f"{_RUN} env.max_turns=0": "env.max_turns=0: must be at least 1",
+    f"{_RUN} env.reward_weights={{right:1}}": (
+        'tests/Repeat-v0 returned no info["reward_parts"], and env.reward_weights weighs the parts of a reward'
+    ),
+    f"{_PARTS} env.reward_weights={{rihgt:1,short:0}}": (
+        "returned the parts right, short of its reward, and env.reward_weights names rihgt, short: give each part a "
+        "weight, 0 to leave it out"
+    ),
+    f"{_PARTS} env.reward_weights={{right:nan,short:0}}": "reward_weights.right=nan: a weight must be a finite number",
+    "env.reward_weights={right:1}": "has no effect with CartPole-v1, as its actions are no text",
     "model=hf": "model.name=hf needs model.hf_path, a folder with a causal language model",
     "model.lora_rank=4": "no setting model.lora_rank with model.name=mlp: it is of model=hf",
     "env.max_turns=3": "env.max_turns=3 has no effect with CartPole-v1, as its actions are no text",

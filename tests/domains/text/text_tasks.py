@@ -73,6 +73,19 @@ class SilentRepeatEnv(RepeatEnv):
         return {}
 
 
+class PartsRepeatEnv(RepeatEnv):
+    """The same with named parts of its reward. An empty turn is a tool that failed. `adds` replaces parts."""
+
+    def __init__(self, *, adds=None, **kwargs):
+        super().__init__(**kwargs)
+        self.adds = {name: float(part) for name, part in (adds or {}).items()}
+
+    def step(self, action):
+        said, right, *ends, info = super().step(action)
+        parts = {"right": right, "short": -0.01 * len(action), **self.adds}
+        return said, sum(parts.values()), *ends, {**info, "reward_parts": parts, "tool_failed": not action}
+
+
 class AloneRepeatEnv(RepeatEnv):
     """The same, of which a process can hold only one."""
 
@@ -133,7 +146,7 @@ class WordDialogue:
         return tokens[: self.tokenizer.obs_tokens] or [known.index("?")]
 
 
-for name in ("Repeat", "BytesRepeat", "SilentRepeat", "AloneRepeat"):
+for name in ("Repeat", "BytesRepeat", "SilentRepeat", "PartsRepeat", "AloneRepeat"):
     gym.register(
         f"tests/{name}-v0",
         entry_point=f"tests.domains.text.text_tasks:{name}Env",
