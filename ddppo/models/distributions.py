@@ -259,7 +259,16 @@ def _numbers(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
     # Traced for compilation or export: new_tensor's constants would be lost.
     if type(like) is not torch.Tensor:
         return torch.stack([like.new_full((), x) for x in values])
-    return like.new_tensor(values)
+    if like.is_cpu:
+        return like.new_tensor(values)
+    return _numbers_there(tuple(values), like.dtype, like.device)
+
+
+@cache
+def _numbers_there(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    # Copied to the device once, for the host waits for such a copy. Learning reads it, so it is no inference tensor.
+    with torch.inference_mode(mode=False):
+        return torch.tensor(values, dtype=dtype, device=device)
 
 
 def _inside(x: torch.Tensor) -> torch.Tensor:

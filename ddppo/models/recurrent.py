@@ -219,9 +219,14 @@ class Core(nn.Module, abc.ABC):
         kept = x.new_ones(x.shape[:2]) if starts is None else (~starts).to(x.dtype)
         keeps: Keeps = [None] * len(x)
         if starts is not None and not is_in_cpp:
-            # Most rows start no episode: they need no product.
             rows = kept.unsqueeze(-1).unbind()
-            keeps = [row if some else None for row, some in zip(rows, starts.any(1).tolist(), strict=True)]
+            keeps = list(rows)
+            if (
+                starts.is_cpu
+            ):  # most rows start no episode and need no product; to ask a device which takes longer
+                keeps = [
+                    row if some else None for row, some in zip(rows, starts.any(1).tolist(), strict=True)
+                ]
         # Layer by layer: the input part of all rows at once, then the recurrence row by row.
         after: list[torch.Tensor] = []
         for i, of_layer in enumerate(

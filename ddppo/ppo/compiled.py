@@ -141,7 +141,7 @@ class CompiledStep:
         if len(minibatch["weights"]) < 2:  # torch compiles a graph of its own for sizes 0 and 1
             minibatch = _two_rows(minibatch)
         if count not in self._counts:
-            self._counts[count] = torch.tensor(float(count), dtype=torch.float64, device=gradient.device)
+            self._counts[count] = torch.full((), float(count), dtype=torch.float64, device=gradient.device)
         self._gradient_of(
             self._parameters.data, gradient, sums, self._loss, self._norms, self._constants, self._counts[count],
             *_tensors(minibatch), *self._buffers,

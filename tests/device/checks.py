@@ -1,8 +1,9 @@
-"""Functions that test_standin.py calls in processes with the stand-in accelerator."""
+"""Functions that tests call in processes with the stand-in accelerator, and test_cuda.py on a GPU."""
 
 import tempfile
+import warnings
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -21,7 +22,9 @@ from ddppo.loop import compute
 from ddppo.loop.iteration import Loop
 from ddppo.loop.rank import Rank
 from ddppo.ppo import compiled
-from tests.device.standin import Sim, counted
+from ddppo.ppo.device_collector import DeviceCollector, RecordedActing, TensorActing
+from ddppo.ppo.learner import EagerStep
+from tests.device.standin import Sim, counted, refusing_waits
 from tests.support import lines
 
 
@@ -84,6 +87,10 @@ def waits():
         "where": lambda: torch.where(mask, x, y),
         "compute": lambda: (x * y).sum().clamp(max=1).sqrt(),
         "from the host": lambda: torch.ones(4).to("sim"),
+        "copy_ from the host": lambda: y.copy_(torch.ones(4)),
+        "numbers": lambda: torch.tensor([1.0, 2.0], device="sim"),
+        "from the host, not waited for": lambda: torch.ones(4).to("sim", non_blocking=True),
+        "scalars": lambda: torch.full((), 2.0, device="sim") * torch.tensor(3.0),
     }
     found = {}
     for name, line in lines.items():
@@ -113,6 +120,14 @@ QUIET = (
     "env.num_envs=4",
 )
 LEARNED = ("train/", "rollout/return", "loss/", "algorithm/", "eval/return")
+
+
+def composed(*overrides):
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        config = from_omegaconf(compose("config", [*QUIET, *overrides]))
+    rules.validate(config)
+    set_numerics(config.matmul_precision, deterministic=config.deterministic)
+    return config
 
 
 def trained(config, folder):
@@ -158,6 +173,77 @@ def recording():
         yield
 
 
+def trained_without_waiting(*overrides):
+    """Train on the accelerator; a step of a rollout, or an epoch, at which the host waits, raises.
+
+    Returns how often the host waited in the last iteration, as far as the device tells.
+    """
+    waits = []
+
+    def refusing(function):
+        def called(*args, **kwargs):
+            with no_waits():
+                return function(*args, **kwargs)
+
+        return called
+
+    def counting(loop, stop):
+        with counted_waits() as found:
+            result = iterate(loop, stop)
+        waits.append(len(found))
+        return result
+
+    iterate, config = Loop.iterate, composed(*overrides)
+    with ExitStack() as patches:
+        for owner, name in (
+            (TensorActing, "act"), (RecordedActing, "act"), (DeviceCollector, "_step"), (EagerStep, "epoch"),
+            (compiled.CompiledStep, "epoch"),
+        ):  # fmt: skip
+            patches.enter_context(mock.patch.object(owner, name, refusing(getattr(owner, name))))
+        patches.enter_context(mock.patch.object(Loop, "iterate", counting))
+        folder = Path(patches.enter_context(tempfile.TemporaryDirectory())) / "run"
+        trained(config, folder)
+    return waits[-1]
+
+
+@contextmanager
+def no_waits():
+    """Raise RuntimeError where the host waits for the accelerator."""
+    if not torch.cuda.is_available():
+        with refusing_waits():
+            yield
+        return
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+@contextmanager
+def counted_waits():
+    """List where the host waits in the enclosed block; the list is complete when the block ends."""
+    if not torch.cuda.is_available():
+        with counted() as found:
+            yield found
+        return
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        found = []
+        try:
+            yield found
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    found += [one for one in said if "synchronizing" in str(one.message)]
+
+
+def recorded_without_waiting(*overrides):
+    with recording():
+        return trained_without_waiting(*overrides, "compile=torch")
+
+
 def compared_when_recorded(*overrides):
     """Do as `compared`, with recorded kernels on the stand-in and eager ones on the CPU."""
     with recording():
@@ -170,10 +256,7 @@ def compared(*overrides, of_cpu=None):
     Returns the largest relative difference of parameters and of each metric of learning, the lines of the last
     iteration at which the host waits, with how often, and how many iterations there were.
     """
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        config = from_omegaconf(compose("config", [*QUIET, *overrides]))
-    rules.validate(config)
-    set_numerics(config.matmul_precision, deterministic=config.deterministic)
+    config = composed(*overrides)
     with tempfile.TemporaryDirectory() as folder:
         on_cpu, cpu_metrics, none, _ = trained(
             replace(config, device="cpu", **of_cpu or {}), Path(folder) / "cpu"

@@ -1,6 +1,8 @@
 """Rollouts on the stand-in accelerator and on the CPU, for test_device_rollouts.py."""
 
 import copy
+from dataclasses import replace
+from unittest import mock
 
 import torch
 
@@ -12,6 +14,7 @@ from ddppo.envs.vec_env import EnvNames
 from ddppo.models.build import build_model
 from ddppo.ppo.device_collector import DeviceCollector
 from ddppo.ppo.normalization import ObsNormalizer, moments
+from tests.device import checks
 from tests.device.standin import counted
 
 STEPS, ENVS = 12, 4
@@ -60,3 +63,15 @@ def compared_rollouts(settings):
     assert not none
     apart = max((x - y).abs().max().item() for x, y in zip(on_cpu, on_sim, strict=True))
     return [apart, cpu_episodes == sim_episodes and len(cpu_episodes) > 0, waits]
+
+
+def waits_in_a_step():
+    """Train with a task whose step asks the device for a number."""
+
+    class Asking(TensorCartPole):
+        def step(self, actions):
+            step = super().step(actions)
+            return replace(step, rewards=step.rewards * float(step.rewards.mean()))
+
+    with mock.patch("ddppo.envs.native_tasks.TensorCartPole", Asking):
+        checks.trained_without_waiting("env=cartpole_device", "ppo.rollout_steps=8", "ppo.total_steps=64")

@@ -38,12 +38,26 @@ READ_BY_HOST = {
 class HostCopy(NamedTuple):
     """One moment at which the host waits for the device."""
 
-    op: str  # _to_copy (.cpu(), .to), copy_, _local_scalar_dense (.item()), nonzero, ..., or synchronize
+    # _to_copy (.cpu(), .to), copy_, _local_scalar_dense (.item()), nonzero, ..., synchronize, or from_host: a copy to
+    # the device that does not ask not to be waited for, as torch.tensor(numbers, device=) makes one too
+    op: str
     where: str  # file:line of the call that is nearest to it outside torch
     nbytes: int  # bytes of the tensor that is read
 
 
 copies: list[HostCopy] = []  # of this process, in order
+_refuses_waits = False
+
+
+@contextmanager
+def refusing_waits() -> Iterator[None]:
+    """Raise RuntimeError where the host would wait, as torch.cuda.set_sync_debug_mode("error") does."""
+    global _refuses_waits
+    _refuses_waits, before = True, _refuses_waits
+    try:
+        yield
+    finally:
+        _refuses_waits = before
 
 
 @contextmanager
@@ -147,8 +161,11 @@ def _run(op, args, kwargs):
         raise RuntimeError(
             f"Expected a '{NAME}' device type for generator but found '{generator.device.type}'"
         )
-    if _waits(op, args, own, device):
-        copies.append(HostCopy(op.overloadpacket.__name__, _place(), own[0].nbytes if own else 0))
+    if (how := _waits(op, args, own, device)) is not None:
+        found = HostCopy(how, _place(), own[0].nbytes if own else 0)
+        copies.append(found)
+        if _refuses_waits:
+            raise RuntimeError(f"called a synchronizing operation: {found.op} {found.where}")
 
     # 3. Compute on the CPU.
     def lowered(x):
@@ -193,15 +210,19 @@ def _check_devices(op, args, tensors, own):
 
 
 def _waits(op, args, own, device):
-    """Return whether the host waits for the device in this operation."""
+    """Return by what name the host waits for the device in this operation; None if it does not."""
     if not own:
-        return False
+        return None
+    name = op.overloadpacket.__name__
+    if op is aten.copy_.default and not isinstance(args[1], Sim):
+        # From memory of the host that is not pinned: CUDA waits unless it is asked not to.
+        return None if len(args) > 2 and args[2] else "from_host"
     if op in COPIES:
-        return device.type == "cpu"
+        return name if device.type == "cpu" else None
     if op in INDEXED and any(isinstance(i, Sim) and i.dtype in (torch.bool, torch.uint8) for i in args[1]):
         # x[mask] has as many rows as the mask has ones. Only x[mask] = number is a fill.
-        return op is aten.index.Tensor or args[2].numel() != 1
-    return op.overloadpacket.__name__ in READ_BY_HOST
+        return name if op is aten.index.Tensor or args[2].numel() != 1 else None
+    return name if name in READ_BY_HOST else None
 
 
 def _place():

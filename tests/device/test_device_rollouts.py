@@ -24,7 +24,7 @@ CASES = {
     "quadruped": (("env=quadruped",), 9),
     "normalisers and lstm": (
         ("env=cartpole_device", "ppo.normalize_obs=true", "ppo.normalize_rewards=true", "model=lstm",
-         "model.memory_size=8"), 16,
+         "model.memory_size=8"), 12,
     ),
 }  # fmt: skip
 
@@ -44,6 +44,22 @@ def test_recorded_kernels_act_and_learn_as_the_eager_code_of_the_cpu_and_copy_no
     assert found["graphs"] == "minibatches and acting"
     assert found["parameters"] < 1e-5, found["metrics"]
     assert sum(found["copies"].values()) <= most, found["copies"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_step_of_a_rollout_and_no_epoch_waits_for_the_device(case):
+    settings, most = CASES[case]
+    assert 0 < called_on_standin(checks.trained_without_waiting, *settings, *SHORT) <= most
+
+
+def test_no_recorded_step_waits_for_the_device():
+    settings, most = CASES["quadruped"]
+    assert 0 < called_on_standin(checks.recorded_without_waiting, *settings, *SHORT) <= most
+
+
+def test_a_wait_within_a_step_is_an_error_there():
+    with pytest.raises(AssertionError, match="called a synchronizing operation: _local_scalar_dense"):
+        called_on_standin(rollout_checks.waits_in_a_step)
 
 
 def test_the_page_states_these_numbers():

@@ -1,0 +1,35 @@
+"""On a CUDA device: where torch sees the host wait, and recorded kernels. Skipped without one; not run on a GPU yet.
+
+`torch.cuda.set_sync_debug_mode("error")` raises at .item(), .cpu(), rows chosen by a mask, and copies of memory that is
+not pinned. The stand-in accelerator counts the same (test_device_rollouts.py).
+"""
+
+import pytest
+import torch
+
+from tests.device import checks
+from tests.device.test_device_rollouts import CASES, SHORT
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device on this machine"),
+]
+
+
+@pytest.mark.parametrize("compiles", ["off", "torch"])
+@pytest.mark.parametrize("case", ["cartpole_device", "quadruped"])
+def test_no_step_of_a_rollout_and_no_epoch_waits_for_the_device(case, compiles):
+    settings, most = CASES[case]
+    assert checks.trained_without_waiting(*settings, *SHORT, f"compile={compiles}", "device=cuda") <= most
+
+
+def test_a_memory_of_the_model_and_normalisers_wait_no_more_often_than_the_page_says():
+    settings, most = CASES["normalisers and lstm"]
+    assert checks.trained_without_waiting(*settings, *SHORT, "device=cuda") <= most
+
+
+def test_recorded_kernels_learn_what_the_cpu_learns():
+    settings, _ = CASES["quadruped"]
+    found = checks.compared(*settings, *SHORT, "compile=torch", "device=cuda", of_cpu={"compile": "off"})
+    assert found["graphs"] == "minibatches and acting"
+    assert found["parameters"] < 1e-3
