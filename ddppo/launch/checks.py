@@ -64,6 +64,11 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
     network_warnings = _check_networks(config, spec, shape, local_world_size)
     if (path := model_class(config.model).collector_class) is not None:
         _check_own_collector(config, path, shape)
+    if config.log.rollouts == "all" and model_class(config.model).rollout_writer_class is None:
+        raise ConfigError(
+            f"log.rollouts=all has no effect with model.name={config.model.name}: rollouts of text are recorded, and "
+            "those of no other model: leave it out"
+        )
     check_whole_episodes(config, shape, spec)
     # 4. The topology.
     _check_topology(config, spec, is_far=local_world_size is None)

@@ -26,9 +26,12 @@ from ddppo.config.fields import setting
 from ddppo.domains.text.rollouts import RolloutRecord, read_rollouts
 from ddppo.errors import ConfigError, near
 from ddppo.files import jsonable, replacing, write_text
-from ddppo.ppo.rollout import ENDS
 
 _LISTED = 20  # rollouts of a list, unless `most` says otherwise
+_COLUMNS = (
+    *("name", "task", "tier", "return", "advantage", "success", "ended by", "turns", "tokens"),
+    "last line",  # of the policy
+)
 _MOST_NAMED = 12  # values that a message lists
 # Characters that change what a terminal or browser shows around them: controls, and marks of writing direction.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -48,7 +51,9 @@ class RolloutsConfig:
     env: str | None = setting(None, "global index of the environment, or a range")
     group: str | None = setting(None, "group of rollouts that began equally, or a range")
     success: bool | None = setting(None, "true: the task was achieved; false: it was not")
-    ended_by: str | None = setting(None, f"why it ended: {', '.join(ENDS)}", choices=ENDS)
+    ended_by: str | None = setting(
+        None, "why it ended: terminated, time_limit, max_turns, tokens, prompt or failed (docs/text.md)"
+    )
     min_return: float | None = setting(None, "least return")
     max_return: float | None = setting(None, "greatest return")
     contains: str | None = setting(
@@ -83,7 +88,7 @@ def view(options: RolloutsConfig, width: int | None = None) -> str:
     if lines:
         return "\n".join(lines)
     if len(found) == 1 or options.full:
-        return "\n\n".join(in_full(record, width) for record in found[-options.most :])
+        return "\n\n".join(in_full(record) for record in found[-options.most :])
     return listed(found, len(records), options.most, width)
 
 
@@ -187,21 +192,7 @@ def counted(records: Sequence[RolloutRecord]) -> str:
 def listed(records: Sequence[RolloutRecord], num_all: int, most: int, width: int | None = None) -> str:
     """Return a table with a line for each of the newest `most` records."""
     shown = records[-most:]
-    table = Table(box=SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False)
-    for name in (
-        "name",
-        "task",
-        "tier",
-        "return",
-        "advantage",
-        "success",
-        "ended by",
-        "turns",
-        "tokens",
-        "last line",
-    ):
-        is_number = name in ("return", "advantage", "turns", "tokens")
-        table.add_column(name, justify="right" if is_number else "left", no_wrap=True, overflow="ellipsis")
+    rows = []
     for record in shown:
         last = record.turns[-1] if record.turns else None
         line = "" if last is None else (last.action if last.action is not None else last.typed) or ""
@@ -210,12 +201,19 @@ def listed(records: Sequence[RolloutRecord], num_all: int, most: int, width: int
             _number(record.advantage, sign="+"), {True: "yes", False: "no", None: ""}[record.is_success],
             record.ended_by or "", str(len(record.turns)), str(record.num_tokens), line.split("\n")[0],
         )  # fmt: skip
-        table.add_row(*(Text(visible(cell)) for cell in cells))
-    some = (
-        f", of which {len(shown)} are listed (most={len(records)} lists all)"
-        if len(shown) < len(records)
-        else ""
-    )
+        rows.append([visible(cell) for cell in cells])
+    table = Table(box=SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False)
+    for name, *column in zip(_COLUMNS, *rows, strict=True):
+        # Every column but the last keeps the width of its cells.
+        least = None if name == _COLUMNS[-1] else max(map(len, (name, *column)))
+        is_number = name in ("return", "advantage", "turns", "tokens")
+        table.add_column(
+            name, justify="right" if is_number else "left", no_wrap=True, overflow="ellipsis", min_width=least
+        )
+    for cells_of_row in rows:
+        table.add_row(*map(Text, cells_of_row))
+    is_cut = len(shown) < len(records)
+    some = f", of which {len(shown)} are listed (most={len(records)} lists all)" if is_cut else ""
     fit = f"{len(records):,} of {num_all:,} rollouts fit" if len(records) < num_all else counted(records)
     output = io.StringIO()
     Console(width=width, file=output, force_terminal=False).print(table)
@@ -223,7 +221,7 @@ def listed(records: Sequence[RolloutRecord], num_all: int, most: int, width: int
     return "\n".join([f"{fit}{some}; name=<name> shows one in full", "", *lines])
 
 
-def in_full(record: RolloutRecord, width: int | None = None) -> str:
+def in_full(record: RolloutRecord) -> str:
     """Return the whole conversation of a rollout, with the reward of each turn."""
     heading = f"{record.name}  {record.task or 'a task without a name'}"
     heading += f" ({record.tier})" if record.tier else ""
@@ -271,8 +269,9 @@ def origin(record: RolloutRecord) -> str:
 def said_of(turn: Any) -> str:
     """Return what is known of a turn: its reward and parts, its tokens, whether its tool failed."""
     parts = [f"{turn.num_tokens} token{'s' * (turn.num_tokens != 1)}"]
-    if turn.action is None:
-        return f"cut short and not played; {parts[0]}"
+    if turn.action is None:  # an answer without an action tells the policy that it typed none
+        why = "cut short and not played" if turn.answer is None else "no command, and not played"
+        return f"{why}; {parts[0]}"
     if turn.reward is not None:
         of = ", ".join(f"{name} {_number(x, sign='+')}" for name, x in turn.reward_parts.items())
         parts.insert(0, f"reward {_number(turn.reward, sign='+')}" + (f" = {of}" if of else ""))
@@ -366,8 +365,8 @@ def _sample(record: RolloutRecord, of_task: str, epoch: int) -> dict[str, Any]:
     for turn in record.turns:
         typed = (turn.typed if turn.typed is not None else turn.action) or ""
         messages.append({"role": "assistant", "source": "generate", "content": typed})
-        if turn.action is not None:
-            answer = f"{turn.answer or ''}\n[{said_of(turn)}]"
+        if turn.answer is not None:
+            answer = f"{turn.answer}\n[{said_of(turn)}]"
             messages.append({"role": "user", "content": answer})
     scores = {"return": {"value": record.episode_return if record.episode_return is not None else 0.0}}
     if record.is_success is not None:

@@ -18,23 +18,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-from ddppo.algorithms.grpo import (
-    group_advantages,
-    group_statistics,
-    merge_group_statistics,
-    rounding_of_returns,
-)
 from ddppo.config.algorithm_settings import GrpoSettings
-from ddppo.distributed.topologies.base import RankContext
-from ddppo.domains.text.turns import Turn
 from ddppo.errors import RunFolderError
 from ddppo.files import jsonable, remove_leftovers, replacing, stored
 from ddppo.terminal import warn
 
 if TYPE_CHECKING:
+    import torch
+
+    from ddppo.distributed.topologies.base import RankContext
     from ddppo.domains.text.collector import TextCollector
+    from ddppo.domains.text.turns import Turn
 
 FOLDER = "rollouts"  # in the run folder
 _MOST_CHARACTERS = 20_000  # of a text in a record; the rest is left out, and counted
@@ -48,9 +43,8 @@ class TurnRecord:
     """A turn of the policy and the answer to it."""
 
     typed: str | None  # all typed tokens as text; None if the tokenizer has no method `decode`
-    action: (
-        str | None
-    )  # the line that the environment received; None for a turn cut short or without an action
+    # The line that the environment received; None for a turn that was cut short, or that held no action.
+    action: str | None
     answer: str | None  # the text that it printed; None if it gave none
     reward: float | None
     num_tokens: int  # typed in this turn
@@ -102,7 +96,7 @@ class Transcript:
     actions: list[str | None] = field(default_factory=list)
     answers: list[tuple[str | None, float, Any, Any]] = field(default_factory=list)
 
-    def answered(self, turn: Turn) -> None:
+    def answered(self, turn: "Turn") -> None:
         """Keep an answer of the environment; the first one is the prompt."""
         if self.prompt is None:
             self.prompt = _shortened(turn.obs)
@@ -174,7 +168,8 @@ def _record_of(collector: "TextCollector", i: int, known: Mapping[str, Any]) -> 
         is_success=None if math.isnan(achieved) else bool(achieved),
         ended_by=collector.ended_by[i],
         num_tokens=int(played.own[:, i].sum()),
-        system=transcript.info.get("system"),
+        # A task may offer a system message that this policy does not read.
+        system=transcript.info.get("system") if getattr(collector.tokenizer, "reads_info", False) else None,
         prompt=transcript.prompt,
         turns=turns,
     )
@@ -201,7 +196,7 @@ class RolloutWriter:
     alone, so it is the same for every number of ranks.
     """
 
-    def __init__(self, context: RankContext, run_dir: Path, iteration: int, env_steps: int) -> None:
+    def __init__(self, context: "RankContext", run_dir: Path, iteration: int, env_steps: int) -> None:
         """Go on after `iteration`: records that are newer, of an earlier start of the run, are removed."""
         self._context = context
         self._mode = context.config.log.rollouts
@@ -224,23 +219,14 @@ class RolloutWriter:
         if self._mode == "none":
             return
         # 1. One gather: every rank gets the returns of all rollouts, and so makes the same choice.
-        context, collector = self._context, self._collector
-        training, num_envs = context.config.training, context.shape.num_envs
-        group_size = training.group_size
-        local = torch.zeros(3, num_envs, dtype=torch.float64)  # was played, return, rounding of the return
-        if collector is not None:
-            played = collector.played
-            rewards = torch.from_numpy(np.where(played.own & ~played.failed, played.rewards, 0.0))
-            columns = local[:, collector.first_env : collector.first_env + rewards.shape[1]]
-            columns[0] = torch.from_numpy(played.own.any(axis=0) & ~played.failed)
-            columns[1], columns[2] = rewards.sum(dim=0), rounding_of_returns(rewards, rewards)
-        was_played, returns, rounding = context.group.gather(local).sum(dim=0)  # [W, 3, N] -> [3, N]
-        if collector is None:
+        was_played, returns, rounding = self._gathered()
+        if (collector := self._collector) is None:
             return
         # 2. The rollouts to write, of those of this rank.
+        training, num_envs = self._context.config.training, len(returns)
         is_chosen = np.ones(num_envs, bool)
         if self._mode == "sampled":
-            is_chosen = chosen(returns.numpy(), was_played.numpy() > 0, group_size, iteration)
+            is_chosen = chosen(returns.numpy(), was_played.numpy(), training.group_size, iteration)
         own = [i for i in range(collector.turns.num_envs) if is_chosen[collector.first_env + i]]
         if not own:
             return
@@ -248,22 +234,30 @@ class RolloutWriter:
             collector, own, kind="training", iteration=iteration, env_steps=None, group=None,
             policy=iteration - 1,
         )  # fmt: skip
-        # 3. Their places in their groups, by the functions of the learner.
-        groups, valid = torch.arange(num_envs) // group_size, was_played > 0
-        merged = merge_group_statistics(
-            group_statistics(returns, rounding, groups, valid, num_envs // group_size)[None]
-        )
-        advantages: torch.Tensor | None = None
-        if isinstance(training, GrpoSettings):
-            advantages, _ = group_advantages(
-                returns, groups, valid, merged, divide_by_std=training.divide_by_std
-            )
+        # 3. Their places in their groups.
+        means, advantages = in_groups(returns, rounding, was_played, training)
         for record in records:
-            record.group = record.env // group_size
-            if valid[record.env]:
-                record.group_mean = merged[1, record.group].item()
+            record.group = record.env // training.group_size
+            if was_played[record.env]:
+                record.group_mean = means[record.group].item()
                 record.advantage = None if advantages is None else advantages[record.env].item()
         write_records(self._folder / f"iteration_{iteration:08d}.jsonl", records)
+
+    def _gathered(self) -> "tuple[torch.Tensor, torch.Tensor, torch.Tensor]":
+        """Return of the N rollouts of all ranks whether they were played, their returns, and the returns' rounding."""
+        import torch
+
+        from ddppo.algorithms.grpo import rounding_of_returns
+
+        local = torch.zeros(3, self._context.shape.num_envs, dtype=torch.float64)
+        if (collector := self._collector) is not None:
+            played = collector.played
+            rewards = torch.from_numpy(np.where(played.own & ~played.failed, played.rewards, 0.0))
+            columns = local[:, collector.first_env : collector.first_env + rewards.shape[1]]
+            columns[0] = torch.from_numpy(played.own.any(axis=0) & ~played.failed)
+            columns[1], columns[2] = rewards.sum(dim=0), rounding_of_returns(rewards, rewards)
+        was_played, returns, rounding = self._context.group.gather(local).sum(dim=0)  # [W, 3, N] -> [3, N]
+        return was_played > 0, returns, rounding
 
     @property
     def _collector(self) -> "TextCollector | None":
@@ -284,6 +278,28 @@ def chosen(returns: np.ndarray, was_played: np.ndarray, group_size: int, iterati
         found[np.argmax(np.where(was_played, returns, -np.inf))] = True
         found[np.argmin(np.where(was_played, returns, np.inf))] = True
     return found
+
+
+def in_groups(
+    returns: "torch.Tensor", rounding: "torch.Tensor", was_played: "torch.Tensor", training: Any
+) -> "tuple[torch.Tensor, torch.Tensor | None]":
+    """Return the mean return of each group `[K]`, and the advantage of each rollout `[N]` if GRPO learns.
+
+    By the functions of GRPO's learner; the arguments but `training` are `[N]`.
+    """
+    import torch
+
+    from ddppo.algorithms.grpo import group_advantages, group_statistics, merge_group_statistics
+
+    groups = torch.arange(len(returns)) // training.group_size
+    num_groups = len(returns) // training.group_size
+    merged = merge_group_statistics(group_statistics(returns, rounding, groups, was_played, num_groups)[None])
+    if not isinstance(training, GrpoSettings):
+        return merged[1], None
+    advantages, _ = group_advantages(
+        returns, groups, was_played, merged, divide_by_std=training.divide_by_std
+    )
+    return merged[1], advantages
 
 
 def write_records(path: Path, records: Sequence[RolloutRecord]) -> None:

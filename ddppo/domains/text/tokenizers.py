@@ -23,7 +23,8 @@ _REQUIRED = ("size", "pad", "end", "begin")  # attributes of a tokenizer
 class Tokenizer(Protocol):
     """A vocabulary of tokens 0 to size - 1. A class of your own is called as `Class(turn_tokens=n, obs_tokens=m)`.
 
-    A tokenizer has no state of a dialogue, so that all environments of a rank share one.
+    A tokenizer has no state of a dialogue, so that all environments of a rank share one. It may have a method
+    `decode(tokens)`, which returns typed tokens as text for records of rollouts.
 
     Args:
         turn_tokens: tokens of one turn of the policy at most, `end` included.
@@ -143,6 +144,9 @@ class BytesTokenizer:
 
     def begin(self, prompt: str) -> "BytesDialogue":
         return BytesDialogue(self, prompt)
+
+    def decode(self, tokens: list[int]) -> str:
+        return bytes(tokens).decode(errors="replace")
 
 
 class BytesDialogue:
