@@ -10,6 +10,7 @@ import io
 import json
 import re
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -328,7 +329,8 @@ def write_inspect(path: Path, records: Sequence[RolloutRecord], title: str) -> N
     # 1. The header: the run as an evaluation that is complete.
     now = datetime.now(UTC).isoformat(timespec="seconds")
     spec = {
-        "eval_id": f"ddppo-{abs(hash(title)):x}", "run_id": "ddppo", "created": now, "task": Path(title).name or "run",
+        "eval_id": f"ddppo-{zlib.crc32(title.encode()):08x}", "run_id": "ddppo", "created": now,
+        "task": Path(title).name or "run",
         "task_id": "ddppo", "task_version": 0, "task_attribs": {}, "task_args": {}, "model_args": {},
         "dataset": {"name": title, "samples": len(epochs), "sample_ids": list(epochs)},
         "model": "ddppo/policy", "model_generate_config": {}, "config": {"epochs": max(epochs.values(), default=1)},

@@ -94,7 +94,8 @@ class Transcript:
     prompt: str | None = None
     info: dict[str, Any] = field(default_factory=dict)  # of reset
     actions: list[str | None] = field(default_factory=list)
-    answers: list[tuple[str | None, float, Any, Any]] = field(default_factory=list)
+    # Text, reward_parts and tool_failed of each answer but the first.
+    answers: list[tuple[str | None, Any, Any]] = field(default_factory=list)
 
     def answered(self, turn: "Turn") -> None:
         """Keep an answer of the environment; the first one is the prompt."""
@@ -103,7 +104,7 @@ class Transcript:
             self.info = {key: turn.info.get(key) for key in ("task", "tier", "system")}
         else:
             parts, failed = turn.info.get("reward_parts"), turn.info.get("tool_failed")
-            self.answers.append((_shortened(turn.obs), turn.reward, parts, failed))
+            self.answers.append((_shortened(turn.obs), parts, failed))
 
     def typed(self, action: str | None) -> None:
         """Keep the line that the environment receives; None for a turn without an action."""
@@ -125,25 +126,23 @@ def records_of(collector: "TextCollector", envs: Iterable[int], **known: Any) ->
 
 
 def _record_of(collector: "TextCollector", i: int, known: Mapping[str, Any]) -> RolloutRecord:
-    played, transcript, (seed, options) = (
-        collector.played,
-        collector.transcripts[i],
-        collector.started_from[i],
-    )
+    played, transcript = collector.played, collector.transcripts[i]
+    seed, options = collector.started_from[i]
     # 1. The turns. Typed tokens are runs of own rows: at least one token of an answer lies between two turns.
     decode = getattr(collector.tokenizer, "decode", None)
     turns = []
     for at, rows in enumerate(_runs(played.own[:, i])):
         tokens = played.tokens[i, rows + 1].tolist()
         action = transcript.actions[at] if at < len(transcript.actions) else None
-        answer = transcript.answers[at] if at < len(transcript.answers) else (None, None, None, None)
-        text, reward, parts, tool_failed = answer
+        text, parts, tool_failed = (
+            transcript.answers[at] if at < len(transcript.answers) else (None, None, None)
+        )
         turns.append(
             TurnRecord(
                 None if decode is None else _shortened(decode(tokens)),
                 action,
                 text,
-                reward,
+                None if text is None else float(played.rewards[rows[-1], i]),
                 len(rows),
                 None if tool_failed is None else bool(tool_failed),
                 _numbers(parts),

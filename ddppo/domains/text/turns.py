@@ -29,9 +29,10 @@ from ddppo.plugins import imported
 from ddppo.spaces import EnvSpec
 from ddppo.terminal import warn
 
-# Entries of an info that the collector reads; all are optional. A step has `reward_parts`, the parts of its reward,
-# and `tool_failed`, whether the command or tool that the policy called has failed. A reset has `system` and `shots`.
-READ = ("is_success", PARTS, "tool_failed", "system", "shots")
+# Entries of an info that the collector reads; all are optional. Of a step, `reward_parts`: the named parts of the
+# reward; `tool_failed`: whether the command or tool that the policy called has failed. Of a reset, `system` and
+# `shots`, and for records of rollouts the names `task` and `tier`.
+READ = ("is_success", PARTS, "tool_failed", "system", "shots", "task", "tier")
 
 _SERVED = "ddppo.domains.text.served_turns:RemoteTurns"  # needs the extra serve
 
