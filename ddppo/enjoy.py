@@ -1,4 +1,7 @@
-"""The command `python -m ddppo.enjoy`: show a trained policy in a window, or write its pictures into a file."""
+"""The command `python -m ddppo.enjoy`: show a trained policy in a window, or write its pictures into a file.
+
+Episodes of a task of text are printed as conversations.
+"""
 
 import sys
 from collections.abc import Iterable
@@ -16,7 +19,8 @@ if TYPE_CHECKING:
     from ddppo.policies.playing import PlayedEpisode
 
 _USAGE = """python -m ddppo.enjoy outputs/cartpole/<stamp> [episodes=3] [deterministic=false] ...
-python -m ddppo.enjoy outputs/cartpole/<stamp> out=policy.gif"""
+python -m ddppo.enjoy outputs/cartpole/<stamp> out=policy.gif
+python -m ddppo.enjoy outputs/cloud/<stamp> episodes=3              # text: prints conversations"""
 
 
 @dataclass(slots=True)
@@ -42,7 +46,7 @@ def main() -> None:
 
 
 def enjoy(options: EnjoyConfig) -> None:
-    """Show the episodes and print a line for each. Raises ConfigError if the task has no pictures."""
+    """Show the episodes and print a line, or the conversation, of each. Raises ConfigError if there are no pictures."""
     out = None if options.out is None else Path(options.out)
     asked = f"out={out}"
 
@@ -55,13 +59,27 @@ def enjoy(options: EnjoyConfig) -> None:
         if not out.parent.is_dir():
             raise ConfigError(f"{asked}: there is no folder {out.parent}")
 
-    from ddppo.policies.acting import load_policy
+    from ddppo.loop.evaluation import evaluator_of
+    from ddppo.plugins import imported
+    from ddppo.policies.acting import LoadedPolicy
+    from ddppo.policies.loading import trained
 
     # 2. The policy, and the seeds of its episodes: those of its run unless another is given.
-    seed = 0 if options.seed is None else options.seed
-    policy = load_policy(options.run, options.checkpoint, seed=seed, other_spaces=options.other_spaces)
-    if options.seed is None:
-        seed = policy.trained.config.seed
+    seed = options.seed
+    found = trained(options.run, options.checkpoint, other_spaces=options.other_spaces)
+    if seed is None:
+        seed = found.config.seed
+    if (told := evaluator_of(found.spec).conversations) is not None:
+        for option, value in ((asked, out), (f"fps={options.fps}", options.fps)):
+            if value is not None:
+                raise ConfigError(
+                    f"{option}: {found.config.env.id} is a task of text, without pictures: leave it out"
+                )
+        texts = imported(told)(found, range(options.episodes), seed, deterministic=options.deterministic)
+        for number, text in enumerate(texts):
+            print(text if number == 0 else f"\n{text}", flush=True)
+        return
+    policy = LoadedPolicy(found, 0 if options.seed is None else seed)
     # 3. Play, in a window or into a file.
     episodes = range(options.episodes)
     played: Iterable[PlayedEpisode]

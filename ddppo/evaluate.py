@@ -103,7 +103,7 @@ def _evaluated(options: EvaluateConfig) -> _Report:
     folders = _check(options)
 
     from ddppo.loop.evaluation import evaluator_of
-    from ddppo.policies.loading import refuse_text, trained
+    from ddppo.policies.loading import trained
     from ddppo.policies.scores import by_task, evaluated
 
     # 1. Read all runs before the first is played: a mistake in the last one costs no minutes.
@@ -114,8 +114,6 @@ def _evaluated(options: EvaluateConfig) -> _Report:
     for each in found:
         if options.video:
             _check_video(each, options)
-        if not options.deterministic:
-            refuse_text(each, "deterministic=false")
     # 2. Play. With several runs, one that fails does not cost the scores of the others.
     results: list[dict[str, Any]] = []
     failed: list[str] = []

@@ -244,6 +244,11 @@ class Evaluator:
 
     num_columns = 2  # numbers that `play` returns for each episode; the first is its return
     unit = "steps"  # of the lengths of episodes
+    # The class of its policies in programs, an import path: a ddppo.policies.acting.LoadedPolicy; None: that one.
+    policy_class: str | None = None
+    # A function of (trained, episodes, seed, deterministic=) that plays episodes and yields each as text, an import
+    # path; None if episodes are shown as pictures.
+    conversations: str | None = None
     in_training_envs = (
         False  # whether a run is evaluated in the rank's own environments, idle between iterations
     )

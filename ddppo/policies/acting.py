@@ -17,8 +17,9 @@ import numpy as np
 from ddppo.envs.encoding.gym_spaces import MASK, decode_actions, space_leaves
 from ddppo.envs.encoding.observations import RowEncoder, WrongOutput
 from ddppo.envs.registration import numbered
-from ddppo.loop.evaluation import PolicyMemory
-from ddppo.policies.loading import Trained, refuse_text, spaces, trained
+from ddppo.loop.evaluation import PolicyMemory, evaluator_of
+from ddppo.plugins import imported
+from ddppo.policies.loading import Trained, spaces, trained
 from ddppo.seeding import stream
 
 
@@ -39,12 +40,12 @@ def load_policy(
         seed: for sampled actions.
         other_spaces: load the policy even if the task's spaces differ from those in training.
 
-    Raises ConfigError if `run` is no run folder, if there is no such checkpoint, if the task cannot be made here or is
-    a text task, or if its spaces differ.
+    For a task of text it is a ddppo.domains.text.playing.TextPolicy. Raises ConfigError if `run` is no run folder, if
+    there is no such checkpoint, if the task cannot be made here, or if its spaces differ.
     """
     found = trained(run, checkpoint, device, other_spaces=other_spaces)
-    refuse_text(found, f"load_policy({str(run)!r})")
-    return LoadedPolicy(found, seed)
+    kind: type[LoadedPolicy] = imported(evaluator_of(found.spec).policy_class or f"{__name__}:LoadedPolicy")
+    return kind(found, seed)
 
 
 class LoadedPolicy:

@@ -125,5 +125,6 @@ def refuse_text(trained: Trained, what: str) -> None:
     """Raise ConfigError, on behalf of the option or call `what`, if the task is a text task."""
     if trained.spec.is_text:
         raise ConfigError(
-            f"{what}: {trained.config.env.id} is a task of text, whose policy types: only ddppo.evaluate plays it"
+            f"{what}: {trained.config.env.id} is a task of text, whose policy types and is no such file: use "
+            "ddppo.enjoy, which prints its episodes, ddppo.evaluate, or ddppo.load_policy"
         )

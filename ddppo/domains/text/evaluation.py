@@ -7,19 +7,23 @@ does not matter.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from ddppo.config.settings import Config
 from ddppo.domains.text.collector import TextCollector
 from ddppo.domains.text.policy import TokenActorCritic
 from ddppo.domains.text.rollouts import FOLDER, RolloutRecord, records_of, write_records
 from ddppo.domains.text.turns import make_turns
 from ddppo.errors import TrainingError
-from ddppo.loop.evaluation import Evaluator, Scores
+from ddppo.loop.evaluation import Evaluator, Policy, Scores
+from ddppo.ppo.rollout import RolloutCollector
 from ddppo.records.metrics import SUCCESS_RATE_PREFIX
-from ddppo.seeding import derived_seed
+from ddppo.seeding import derived_seed, stream
 
 
 def rounded_up(num_episodes: int, tasks: Mapping[str, str] | None) -> int:
@@ -34,6 +38,8 @@ def play_tasks(
     seed: int,
     check_stop: Callable[[], None] = lambda: None,
     look: Callable[[TextCollector, Sequence[int]], None] = lambda collector, wave: None,
+    *,
+    deterministic: bool = True,
 ) -> torch.Tensor:
     """Play the episodes with these numbers, in waves of one episode per environment.
 
@@ -41,6 +47,7 @@ def play_tasks(
 
     Args:
         check_stop: called before each wave; it raises if the run is to stop.
+        deterministic: type the likeliest tokens; else draw them, each episode from its own random stream.
         look: called after each wave, with the numbers of its episodes, which are those of the first environments.
     """
     num_envs, tasks = collector.turns.num_envs, list(collector.turns.spec.tasks or ())
@@ -51,14 +58,21 @@ def play_tasks(
         # Every environment plays in every wave. In a short last wave, some repeat episodes; their results are not read.
         numbers = [wave[i % len(wave)] for i in range(num_envs)]
         options = [{"task": tasks[j % len(tasks)]} if tasks else {} for j in numbers]
-        collector.reset([derived_seed(seed, "eval", j) for j in numbers], options)
-        for episode in collector.play(None):
+        seeds = [derived_seed(seed, "eval", j) for j in numbers]
+        collector.reset(seeds, options)
+        for episode in collector.play(None if deterministic else _noise(collector, seeds)):
             i = episode.env_index - collector.first_env
             if i < len(wave):
                 numbers_of_one = (episode.episode_return, episode.length, collector.achieved[i])
                 rows[first + i] = torch.tensor(numbers_of_one, dtype=torch.float64)
         look(collector, wave)
     return rows
+
+
+def _noise(collector: TextCollector, seeds: Sequence[int]) -> np.ndarray:
+    """Return the noise `[L, E, num_noise]` from which the tokens of episodes with these seeds are drawn."""
+    shape = (collector.num_tokens, collector.model.num_noise)
+    return np.stack([stream(seed, "action").random(shape) for seed in seeds], axis=1)
 
 
 class TextEvaluator(Evaluator):
@@ -71,7 +85,20 @@ class TextEvaluator(Evaluator):
     num_columns = 3  # return, number of typed tokens, and success
     unit = "tokens"
     in_training_envs = True
-    _records: Sequence[RolloutRecord] = ()  # of the last `play`
+    policy_class = "ddppo.domains.text.playing:TextPolicy"
+    conversations = "ddppo.domains.text.playing:conversations"
+    rollouts: Sequence[RolloutRecord] = ()  # of the last `play`, in the order in which they were played
+
+    def __init__(
+        self,
+        policy: Policy,
+        config: Config,
+        collector: RolloutCollector | None = None,
+        *,
+        keeps: bool = False,
+    ) -> None:
+        super().__init__(policy, config, collector)
+        self._keeps = keeps or config.log.rollouts != "none"
 
     def num_episodes(self, asked: int) -> int:
         return rounded_up(asked, self.policy.spec.tasks)
@@ -80,13 +107,12 @@ class TextEvaluator(Evaluator):
         self, chunks: Sequence[Sequence[int]], num_envs: int, seed: int, options: dict[str, Any] | None = None,
         *, deterministic: bool = True, check_stop: Callable[[], None] = lambda: None,
     ) -> list[torch.Tensor]:  # fmt: skip
-        """Play episodes with the likeliest tokens. `num_envs` and `options` are not used."""
-        assert deterministic, "checked before"
+        """Play episodes with the likeliest tokens, or drawn ones. `num_envs` and `options` are not used."""
         records: list[RolloutRecord] = []
-        self._records = records
+        self.rollouts = records
 
         def look(collector: TextCollector, wave: Sequence[int]) -> None:
-            if self.config.log.rollouts != "none":
+            if self._keeps:
                 played = records_of(
                     collector,
                     range(len(wave)),
@@ -98,10 +124,11 @@ class TextEvaluator(Evaluator):
                 )
                 records.extend(replace(record, env=j) for record, j in zip(played, wave, strict=True))
 
+        play = partial(play_tasks, seed=seed, check_stop=check_stop, look=look, deterministic=deterministic)
         # During training: the collector of this rank.
         if self.collector is not None:
             assert isinstance(self.collector, TextCollector)
-            return [play_tasks(self.collector, chunk, seed, check_stop, look) for chunk in chunks]
+            return [play(self.collector, chunk) for chunk in chunks]
         # Without training: environments of our own.
         config, model = self.config, self.policy.model
         env = config.env
@@ -114,7 +141,7 @@ class TextEvaluator(Evaluator):
         assert isinstance(model, TokenActorCritic)
         try:
             collector = TextCollector.from_config(config, turns, model, first_env=0, device=device)
-            return [play_tasks(collector, chunk, seed, check_stop, look) for chunk in chunks]
+            return [play(collector, chunk) for chunk in chunks]
         finally:
             turns.close()
 
@@ -148,9 +175,9 @@ class TextEvaluator(Evaluator):
         """Record the episodes of the last `play`: all of them, unless log.rollouts=none."""
         records = [
             replace(record, iteration=iteration, env_steps=env_steps, policy=iteration)
-            for record in self._records
+            for record in self.rollouts
         ]
-        self._records = ()
+        self.rollouts = ()
         if records:
             folder, name = run_dir / FOLDER, f"eval_{env_steps:012d}"
             # A rank has a folder of its own: two ranks may have the same process id, and so the same temporary name.

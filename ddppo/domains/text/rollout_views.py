@@ -332,8 +332,9 @@ def write_inspect(path: Path, records: Sequence[RolloutRecord], title: str) -> N
         "eval_id": f"ddppo-{zlib.crc32(title.encode()):08x}", "run_id": "ddppo", "created": now,
         "task": Path(title).name or "run",
         "task_id": "ddppo", "task_version": 0, "task_attribs": {}, "task_args": {}, "model_args": {},
-        "dataset": {"name": title, "samples": len(epochs), "sample_ids": list(epochs)},
-        "model": "ddppo/policy", "model_generate_config": {}, "config": {"epochs": max(epochs.values(), default=1)},
+        # Tasks have unequal numbers of rollouts: the viewer multiplies samples by epochs, so epochs are 1 here.
+        "dataset": {"name": title, "samples": len(samples)},
+        "model": "ddppo/policy", "model_generate_config": {}, "config": {"epochs": 1},
         "packages": {}, "metadata": {"run": title},
     }  # fmt: skip
     plan = {"name": "plan", "steps": [], "config": {}}
@@ -361,15 +362,25 @@ def write_inspect(path: Path, records: Sequence[RolloutRecord], title: str) -> N
 def _sample(record: RolloutRecord, of_task: str, epoch: int) -> dict[str, Any]:
     """Return a rollout as a sample: messages of system, user, assistant and tool in turn."""
     prompt = record.prompt or ""
-    messages = [{"role": "system", "content": record.system}] if record.system else []
+    messages: list[dict[str, Any]] = []
+    if record.system:
+        messages.append({"role": "system", "content": record.system})
     messages.append({"role": "user", "content": prompt})
     typed = ""
-    for turn in record.turns:
+    for at, turn in enumerate(record.turns, start=1):
         typed = (turn.typed if turn.typed is not None else turn.action) or ""
-        messages.append({"role": "assistant", "source": "generate", "content": typed})
+        message: dict[str, Any] = {"role": "assistant", "source": "generate", "content": typed}
+        # A line that was played is a call of a tool, whose answer keeps its columns. The content is all that was typed.
+        if turn.action is not None:
+            message["content"] = "" if typed.strip() == turn.action.strip() else typed
+            message["tool_calls"] = [
+                {"id": str(at), "function": "play", "arguments": {"line": turn.action}, "type": "function"}
+            ]
+        messages.append(message)
         if turn.answer is not None:
             answer = f"{turn.answer}\n[{said_of(turn)}]"
-            messages.append({"role": "user", "content": answer})
+            of_call = {"role": "tool", "tool_call_id": str(at), "function": "play"}
+            messages.append((of_call if turn.action is not None else {"role": "user"}) | {"content": answer})
     scores = {"return": {"value": record.episode_return if record.episode_return is not None else 0.0}}
     if record.is_success is not None:
         scores["success"] = {"value": float(record.is_success)}

@@ -245,7 +245,7 @@ def test_a_log_for_inspect_is_a_zip_of_a_header_summaries_and_a_file_for_each_ro
         ("a", 1), ("b", 1), ("b", 2), ("c", 1), ("a", 2)
     ]  # fmt: skip
     sample = files["samples/b_epoch_1.json"]
-    assert [message["role"] for message in sample["messages"]] == ["user", "assistant", "user"]
+    assert [message["role"] for message in sample["messages"]] == ["user", "assistant", "tool"]
     assert sample["scores"] == {"return": {"value": 1.0}, "success": {"value": 1.0}}
     assert (sample["metadata"]["iteration"], sample["metadata"]["name"]) == (5, "5.1")
 

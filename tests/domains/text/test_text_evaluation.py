@@ -9,14 +9,20 @@ import torch
 from ddppo.config.settings import Config, DistSettings, EnvConfig
 from ddppo.config.variants import settings_of
 from ddppo.domains.text.evaluation import TextEvaluator, play_tasks, rounded_up
+from ddppo.domains.text.rollouts import read_rollouts
 from ddppo.domains.text.token_policy import TokenPolicy
+from ddppo.enjoy import EnjoyConfig, enjoy
 from ddppo.envs.probing.probe import probe
 from ddppo.errors import ConfigError, EnvError, TrainingError
+from ddppo.evaluate import EvaluateConfig, evaluate
 from ddppo.loop.evaluation import Evaluator, Policy, evaluator_of
 from ddppo.models.build import build_model
 from ddppo.policies.acting import load_policy
+from ddppo.policies.loading import trained
+from ddppo.policies.scores import evaluated as evaluated_run
 from ddppo.ppo.rollout import FinishedEpisode
 from ddppo.seeding import derived_seed
+from tests.domains.text.text_tasks import TIERS, RepeatEnv
 from tests.unit.test_policies import run_folder
 
 TASKS = {"a": "warm-up", "b": "warm-up", "c": "expert"}
@@ -162,11 +168,65 @@ def test_worlds_of_which_a_process_holds_one_are_served_to_who_plays_all_of_them
     assert evaluated(num_envs=2, task="AloneRepeat", backend="sync") == whole == evaluated(num_envs=1)
 
 
-def test_of_a_policy_that_types_text_is_said_who_plays_it(tmp_path):
-    text = run_folder(
+@pytest.fixture(scope="module")
+def typing(tmp_path_factory):
+    """The folder of a run whose policy has learned nothing."""
+    folder = tmp_path_factory.mktemp("run")
+    return run_folder(
+        folder, "tests.domains.text.text_tasks:tests/Repeat-v0", normalized=False, name="token_policy"
+    )
+
+
+def test_a_loaded_policy_types_what_it_types_in_an_evaluation(typing):
+    evaluator = TextEvaluator(trained(typing).policy, trained(typing).config)
+    evaluator.play([range(12)], 4, seed=7)
+    policy, env = load_policy(typing), RepeatEnv()
+    for record in evaluator.rollouts:
+        obs, info = env.reset(seed=record.seed, options={"task": record.task})
+        policy.reset(info)
+        for turn in record.turns:
+            action = policy(obs)
+            assert action == turn.action
+            obs, *_ = env.step(action)
+
+
+def test_drawn_episodes_are_those_of_their_numbers_whoever_plays_beside_them(typing):
+    found = [evaluated_run(trained(typing), n, [7], deterministic=False)["returns"][:6] for n in (6, 18)]
+    assert found[0] == found[1]
+    assert found[0] != evaluated_run(trained(typing), 6, [8], deterministic=False)["returns"]
+
+
+def test_a_loaded_policy_is_given_one_text_until_its_tokens_are_used_up(typing):
+    policy = load_policy(typing)
+    with pytest.raises(ValueError, match="is given one text, and no mask: it was given list"):
+        policy(["say up"])
+    with pytest.raises(ValueError, match=r"has used up ppo.rollout_steps=128 tokens"):  # noqa: PT012
+        for _ in range(100):
+            assert policy("say up").strip() in (*TIERS, "")
+    policy.reset()
+    assert policy("say up").strip() in (*TIERS, "")
+
+
+def test_enjoy_prints_the_conversations_of_the_episodes_of_an_evaluation(typing, capsys):
+    before = list((typing / "rollouts").glob("*"))
+    enjoy(EnjoyConfig(str(typing), episodes=2))
+    printed = capsys.readouterr().out
+    assert [line for line in printed.splitlines() if line.startswith("e300.")] == [
+        "e300.0  north (warm-up)", "e300.1  east (warm-up)"
+    ]  # fmt: skip
+    assert "prompt\n    say north\n" in printed
+    assert list((typing / "rollouts").glob("*")) == before
+    with pytest.raises(ConfigError, match=r"fps=3.0: .* is a task of text, without pictures"):
+        enjoy(EnjoyConfig(str(typing), fps=3.0))
+
+
+def test_an_evaluation_records_its_episodes_in_the_run_folder(tmp_path):
+    run = run_folder(
         tmp_path, "tests.domains.text.text_tasks:tests/Repeat-v0", normalized=False, name="token_policy"
     )
-    with pytest.raises(
-        ConfigError, match=r"is a task of text, whose policy types: only ddppo\.evaluate plays it"
-    ):
-        load_policy(text)
+    assert "mean" in evaluate(EvaluateConfig(str(run), episodes=6, seeds=[1, 2], deterministic=False))
+    found = read_rollouts(run)
+    assert [(r.env, r.task, r.policy, r.env_steps) for r in found] == [
+        (j, task, 3, 300) for j, task in enumerate(TIERS) for _ in range(2)
+    ]
+    assert len({r.seed for r in found}) == 12
