@@ -245,6 +245,9 @@ def check_dtype(dtype: str, name: str, device: "torch.device") -> None:
         )
 
 
+_FORMATS = {"tf32": "high", "bf16": "medium"}  # names of formats, for torch's own words
+
+
 def set_numerics(matmul_precision: str, *, deterministic: bool) -> None:
     """Set how torch multiplies float32 matrices, and whether its kernels may give other results in every run.
 
@@ -252,8 +255,9 @@ def set_numerics(matmul_precision: str, *, deterministic: bool) -> None:
     """
     import torch
 
-    if torch.get_float32_matmul_precision() != matmul_precision:
-        torch.set_float32_matmul_precision(matmul_precision)
+    precision = _FORMATS.get(matmul_precision, matmul_precision)
+    if torch.get_float32_matmul_precision() != precision:
+        torch.set_float32_matmul_precision(precision)
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if torch.are_deterministic_algorithms_enabled() != deterministic:  # the call itself takes half a second

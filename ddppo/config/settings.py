@@ -343,9 +343,9 @@ class Config:
     dtype: str = setting("float32", "floating-point type of the model", choices=("float32", "float64"))
     matmul_precision: str = setting(
         "highest",
-        "accelerators: how float32 matrices are multiplied: highest (float32), high (TF32 or 3 x bfloat16), medium "
-        "(bfloat16), where the device has these (docs/devices.md)",
-        choices=("highest", "high", "medium"),
+        "accelerators: how float32 matrices are multiplied: highest (float32), high or tf32 (TF32, or 3 x bfloat16), "
+        "medium or bf16 (bfloat16), where the device has these (docs/devices.md)",
+        choices=("highest", "high", "medium", "tf32", "bf16"),
     )
     deterministic: bool = setting(
         False,

@@ -393,6 +393,7 @@ _TOGETHER = (
     "dist.share_device=true",
     "matmul_precision=high",
     "matmul_precision=tf32",
+    "matmul_precision=fp16",
     "dist.collective=xccl dist.world_size=2",
     "dtype=float16",
     "dist.oversubscribe=refuse dist.world_size=512 env.num_envs=512",

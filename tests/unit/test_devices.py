@@ -360,8 +360,9 @@ def test_numerics_are_set_and_taken_back(monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
     before = torch.get_float32_matmul_precision()
     try:
-        device.set_numerics("high", deterministic=True)
-        assert torch.get_float32_matmul_precision() == "high"
+        for name, of_torch in (("bf16", "medium"), ("medium", "medium"), ("tf32", "high"), ("high", "high")):
+            device.set_numerics(name, deterministic=True)
+            assert torch.get_float32_matmul_precision() == of_torch
         assert torch.are_deterministic_algorithms_enabled()
         assert device.os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     finally:
