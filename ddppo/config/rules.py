@@ -279,11 +279,6 @@ def _check_device_envs(config: Config) -> None:
         raise ConfigError(
             f"dist.reduction=ordered {subject}: it computes on the CPU, shard by shard: use dist.reduction=fast"
         )
-    if not _is_ppo(config) or config.ppo.algorithm != "ppo":
-        raise ConfigError(
-            f"{algorithm_setting(config)} {subject}: only PPO acts on a device: use ppo.algorithm=ppo, or an "
-            "env.backend of the host"
-        )
     if env.slow_ranks:
         raise ConfigError(
             f"env.slow_ranks={env.slow_ranks} {subject}: slow ranks sleep on the host: leave it out"

@@ -10,6 +10,7 @@ import os
 import torch
 
 from ddppo.algorithms.build import algorithm_class, build_networks
+from ddppo.algorithms.contract import Algorithm
 from ddppo.algorithms.known import algorithm_setting
 from ddppo.algorithms.task_sampler import check_whole_episodes, make_sampler
 from ddppo.collectives.group import Group
@@ -180,6 +181,7 @@ def _check_normalized(config: Config, spec: EnvSpec, *, is_far: bool) -> None:
 
 def _check_acts_on_device(config: Config, spec: EnvSpec) -> None:
     """Check that the model's actions can be drawn where the environments are (env.backend=device)."""
+    _check_algorithm_on_device(config)
     model = build_networks(config, spec)
     subject = f"model={config.model.name} with env.backend=device"
     if model.values_are_of_actions:
@@ -189,6 +191,24 @@ def _check_acts_on_device(config: Config, spec: EnvSpec) -> None:
         raise ConfigError(
             f"{subject}: its {type(distribution).__name__} has no sample_on_device(noise), which draws actions without "
             "leaving the device (ddppo.models.distributions.DeviceDistribution): give it one"
+        )
+
+
+def _check_algorithm_on_device(config: Config) -> None:
+    """Check that the algorithm takes what a rollout on a device has."""
+    kind, subject = algorithm_class(config), f"{algorithm_setting(config)} with env.backend=device"
+    if kind.learner_class is None and (
+        kind.act is not Algorithm.act or kind.needs_successors or kind.takes_memory
+    ):
+        raise ConfigError(
+            f"{subject}: it acts on the host, or learns from the successor of each step, which a rollout on a device "
+            "does not have: use PPO, ppo=grpo or algorithm=reinforce, or an env.backend of the host"
+        )
+    probed = imported("ddppo.envs.backends.device:probed")
+    if kind.hands_over == "groups" and not probed(config.env, config.device).has_own_streams:
+        raise ConfigError(
+            f"{subject} and env.simulator={config.env.simulator}: the episodes of a group begin equally, from one "
+            "seed, and this simulator has one random stream for all its environments: use PPO, or algorithm=reinforce"
         )
 
 

@@ -2,7 +2,7 @@
 
 `DeviceCollector.collect` acts, steps and stores T times without waiting for the device: no flag is read by Python, and
 which episodes ended is a mask. At the end of the rollout one copy brings rewards, flags and the simulator's metrics to
-the host (`_HostCopy`), which counts episodes, looks for NaN, and learns which rows were truncated.
+the host (`HostCopy`), which counts episodes, looks for NaN, and learns which rows were truncated.
 """
 
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from ddppo.device import wide_dtype
 from ddppo.envs.backends.device import DeviceEnvs
 from ddppo.envs.tensor_env import TensorStep
 from ddppo.envs.vec_env import Options, check_finite
@@ -21,7 +22,7 @@ from ddppo.ppo.acting import EagerActing
 from ddppo.ppo.collector import obs_buffers
 from ddppo.ppo.cpp.network import CppActing, CppNetwork
 from ddppo.ppo.normalization import ObsNormalizer
-from ddppo.ppo.rollout import FinishedEpisode, RecurrentState, Rollout
+from ddppo.ppo.rollout import FinishedEpisode, RecurrentState, Rollout, Transitions
 from ddppo.spaces import ArraySpec, each, leaves, zipped
 
 
@@ -33,7 +34,7 @@ class DeviceCollector:
     Environments without final observations get V of the state that was acted in, as rsl_rl does.
     """
 
-    whole_episodes = False
+    whole_episodes = False  # those that a simulator ends go on from one rollout to the next
 
     def __init__(
         self,
@@ -45,8 +46,11 @@ class DeviceCollector:
         first_env: int,  # global index of the first environment
         dtype: torch.dtype,
         sequence_length: int | None = None,
+        learns_by_ratio: bool = True,  # PPO or GRPO learns, which need log-probabilities of what acted
     ) -> None:
         self.env = env
+        self.learns_by_ratio = learns_by_ratio
+        self.wide = wide_dtype(env.device)
         self.model = model
         self.normalizer = normalizer
         self.first_env = first_env
@@ -111,6 +115,7 @@ class DeviceCollector:
         # (sum, number of steps) of this rollout, by name
         self.env_metrics: dict[str, tuple[float, float]] = {}
         self._num_steps = 0  # of each environment before this rollout
+        self.num_steps = steps * num_envs  # of all environments in this rollout, that are learned from
 
     def use_cpp(self, network: CppNetwork) -> None:
         """Compute the policy in C++ from the next rollout on; the device is a CPU."""
@@ -129,18 +134,28 @@ class DeviceCollector:
             )
         self._num_steps = 0
         self._receive(self.rollout_steps, self.env.reset(seeds))
-        self.env.scatter_ages()
+        if not self.whole_episodes:
+            self.env.scatter_ages()
         if self.memory is not None:
             self.memory.reset()
         self.starts[:] = True
         self.returns[:] = 0
         self.lengths[:] = 0
 
-    def collect(self, noise: Any) -> tuple[Rollout, list[FinishedEpisode]]:
+    def collect(self, noise: Any) -> tuple[Transitions, list[FinishedEpisode]]:
         """Step T times with action noise `[T, E, num_noise]`; return the rollout and the finished episodes.
 
         Raises EnvError if an environment fails, or returned NaN or infinity.
         """
+        host = self._played(noise)
+        with torch.inference_mode():
+            rollout = self._finish(host)
+        self._num_steps += self.rollout_steps
+        self.starts = host.terminated[-1] | host.truncated[-1]
+        return rollout, host.count_(self.returns, self.lengths, self.first_env)
+
+    def _played(self, noise: Any) -> "HostCopy":
+        """Act and step until the rollout is full, or done; return what the host learns of it."""
         # 1. The last row of the previous rollout becomes row 0, normalised again because the moments have moved.
         self.acting.begin(noise if self.acts_in_torch else noise.numpy())
         self._receive(0, self._raw_rows[-1])
@@ -153,15 +168,18 @@ class DeviceCollector:
                 self.acting.act(t)
             with torch.no_grad():
                 self._step(t, logged)
-        # 3. The one copy to the host; then values and log-probabilities.
+                if self._is_done(t):
+                    break
+        # 3. The one copy to the host; values and log-probabilities follow.
         with torch.inference_mode():
-            host = _HostCopy(self, logged)
+            host = HostCopy(self, logged, t + 1)
             self._check(host)
-            rollout = self._finish(host)
-        self._num_steps += self.rollout_steps
         self.env_metrics = host.metrics
-        self.starts = host.terminated[-1] | host.truncated[-1]
-        return rollout, host.count_(self.returns, self.lengths, self.first_env)
+        return host
+
+    def _is_done(self, t: int) -> bool:
+        """Return whether the rollout ends before it is full, after row t."""
+        return False
 
     def measured(self) -> dict[str, float]:
         return {}
@@ -198,25 +216,38 @@ class DeviceCollector:
 
     # -- The end of a rollout.
 
-    def _check(self, host: "_HostCopy") -> None:
+    def _check(self, host: "HostCopy") -> None:
         """Raise EnvOutputError for NaN or infinity. One number says whether to look: it is not finite then."""
         if host.is_finite:
             return
-        ended = host.terminated | host.truncated
+        ended, steps = host.terminated | host.truncated, len(host.rewards)
         ends = []
         for t in np.flatnonzero(ended.any(axis=1)).tolist() if self.final_obs is not None else ():
             (envs,) = np.nonzero(ended[t])
             ends.append((t, envs, each(lambda x, t=t, envs=envs: x[t].cpu().numpy()[envs], self.final_obs)))
-        obs = each(lambda x: x[1:].cpu().numpy(), self.raw_obs)
+        obs = each(lambda x: x[1 : steps + 1].cpu().numpy(), self.raw_obs)
         check_finite(self.env.names, self._num_steps + 1, obs, host.rewards, ends)
         first = each(lambda x: x[:1].cpu().numpy(), self.raw_obs)
         check_finite(self.env.names, self._num_steps, first, np.zeros_like(host.rewards[:1]), [])
 
-    def _finish(self, host: "_HostCopy") -> Rollout:
+    def _finish(self, host: "HostCopy") -> Transitions:
         steps = self.rollout_steps
         terminated, truncated, starts = self.flags
         starts[0].copy_(torch.from_numpy(self.starts), non_blocking=True)
         torch.logical_or(terminated[:-1], truncated[:-1], out=starts[1:])
+        fields: dict[str, Any] = {
+            "obs": each(lambda x: x[:steps], self.obs),
+            "actions": self.actions,
+            "rewards": self.rewards,
+            "terminated": terminated,
+            "truncated": truncated,
+            "valid": self._valid,
+            "episode_start": starts,
+            "action_mask": None,
+            "raw_obs": each(lambda x: x[:steps], self.raw_obs),
+        }
+        if not self.learns_by_ratio:
+            return Transitions(**fields)
         self.acting.write_logprobs(steps, None)
         # Values of observations 0 to T, or of T alone if the model gave the others while it acted.
         first = 0 if self.acted_values is None else steps
@@ -224,23 +255,15 @@ class DeviceCollector:
         if self.acted_values is not None:
             values = torch.cat([self.acted_values, values])
         return Rollout(
-            obs=each(lambda x: x[:steps], self.obs),
-            actions=self.actions,
+            **fields,
             logprobs=self.logprobs,
             values=values[:-1],
             next_values=self._next_values(values, host),
-            rewards=self.rewards,
-            terminated=terminated,
-            truncated=truncated,
-            valid=self._valid,
             is_full=True,
-            episode_start=starts,
-            action_mask=None,
-            raw_obs=each(lambda x: x[:steps], self.raw_obs),
             state=None if self.memory is None else self.memory.kept,
         )
 
-    def _next_values(self, values: torch.Tensor, host: "_HostCopy") -> torch.Tensor:
+    def _next_values(self, values: torch.Tensor, host: "HostCopy") -> torch.Tensor:
         """Return V of the true successors `[T, E]`; those of terminated rows are not read."""
         if self.final_obs is None:
             return torch.where(self.flags[1], values[:-1], values[1:])
@@ -366,17 +389,19 @@ def _bounds(
     return low, high
 
 
-class _HostCopy:
+class HostCopy:
     """All that the host learns of a rollout, by one copy: rewards, flags, the simulator's metrics, and finiteness."""
 
-    def __init__(self, collector: DeviceCollector, logged: dict[str, list[torch.Tensor]]) -> None:
-        steps, num_envs = collector.rollout_steps, collector.env.num_envs
-        rewards, (terminated, truncated, _) = collector.rewards, collector.flags
+    def __init__(
+        self, collector: DeviceCollector, logged: dict[str, list[torch.Tensor]], num_rows: int
+    ) -> None:
+        steps, num_envs = num_rows, collector.env.num_envs
+        rewards, (terminated, truncated, _) = collector.rewards[:steps], collector.flags[:, :steps]
         ended = terminated | truncated
         # A sum is finite only if every term is; it may overflow too, and then each number is looked at.
-        sums = [x.sum() for x in leaves(collector.raw_obs) if x.is_floating_point()]
+        sums = [x[: steps + 1].sum() for x in leaves(collector.raw_obs) if x.is_floating_point()]
         if collector.final_obs is not None:
-            by_row = [x.reshape(steps, num_envs, -1) for x in leaves(collector.final_obs)]
+            by_row = [x[:steps].reshape(steps, num_envs, -1) for x in leaves(collector.final_obs)]
             sums += [x.sum(-1).where(ended, 0.0).sum() for x in by_row if x.is_floating_point()]
         sums.append(rewards.sum())
         means = [torch.stack([x.to(rewards) for x in values]).mean() for values in logged.values()]

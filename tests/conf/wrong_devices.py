@@ -11,7 +11,6 @@ LINES = {
         "distributed=central_inference": "which steps environments by env.backend=pool",
         "distributed=ddp_preempt dist.world_size=2": "use distributed=ddp",
         "dist.reduction=ordered": "use dist.reduction=fast",
-        "ppo=grpo": "only PPO acts on a device",
         "env.num_workers=2": "has no effect with env.backend=device",
         "env.slow_ranks={0:0.1}": "slow ranks sleep on the host",
         "env.context=4": "resets environments without options",
@@ -30,6 +29,9 @@ LINES = {
         "env.id=tests.conf.wrong_devices:unsteppable": "raised ZeroDivisionError in step 1",
     }.items()
 } | {
+    "env=cartpole_device algorithm=dqn": "it acts on the host, or learns from the successor of each step",
+    f"{_ENV} env.simulator=rsl_rl env.id=tests.device.fake_simulators:RslRlCartPole ppo=grpo ppo.group_size=2": "this "
+    "simulator has one random stream for all its environments",
     "env=cartpole env.simulator=brax": "set env.backend=device",
     "env=remote env.urls=[ws://127.0.0.1:1] env.simulator=gymnax": "set env.backend=device",
     f"{_ENV} model.name=tests.conf.wrong_devices:HostOnly": "its HostCategorical has no sample_on_device(noise)",

@@ -20,11 +20,16 @@ SHORT = ("env.max_episode_steps=5", "ppo.rollout_steps=8", "ppo.total_steps=64",
          "ppo.num_epochs=2")  # fmt: skip
 # Of each: the settings, and the most host copies of an iteration, as the table of docs/devices.md has them.
 CASES = {
-    "cartpole_device": (("env=cartpole_device",), 7),
-    "quadruped": (("env=quadruped",), 9),
+    "cartpole_device": (("env=cartpole_device", *SHORT), 7),
+    "quadruped": (("env=quadruped", *SHORT), 9),
     "normalisers and lstm": (
         ("env=cartpole_device", "ppo.normalize_obs=true", "ppo.normalize_rewards=true", "model=lstm",
-         "model.memory_size=8"), 12,
+         "model.memory_size=8", *SHORT), 12,
+    ),
+    "grpo on cartpole_device": (("env=cartpole_device", *SHORT, "ppo=grpo", "ppo.group_size=2"), 19),
+    "reinforce on cartpole_device": (
+        ("env=cartpole_device", "env.max_episode_steps=5", "algorithm=reinforce", "algorithm.rollout_steps=8",
+         "algorithm.total_steps=64"), 13,
     ),
 }  # fmt: skip
 
@@ -32,7 +37,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_learning_from_environments_there_equals_that_on_the_cpu_and_copies_little(case):
     settings, most = CASES[case]
-    found = called_on_standin(checks.compared, *settings, *SHORT)
+    found = called_on_standin(checks.compared, *settings)
     assert found["parameters"] < 1e-6, found["metrics"]
     assert sum(found["copies"].values()) <= most, found["copies"]
 
@@ -40,7 +45,7 @@ def test_learning_from_environments_there_equals_that_on_the_cpu_and_copies_litt
 @pytest.mark.parametrize("case", ["cartpole_device", "quadruped"])
 def test_recorded_kernels_act_and_learn_as_the_eager_code_of_the_cpu_and_copy_no_more(case):
     settings, most = CASES[case]
-    found = called_on_standin(checks.compared_when_recorded, *settings, *SHORT)
+    found = called_on_standin(checks.compared_when_recorded, *settings)
     assert found["graphs"] == "minibatches and acting"
     assert found["parameters"] < 1e-5, found["metrics"]
     assert sum(found["copies"].values()) <= most, found["copies"]
@@ -49,12 +54,12 @@ def test_recorded_kernels_act_and_learn_as_the_eager_code_of_the_cpu_and_copy_no
 @pytest.mark.parametrize("case", CASES)
 def test_no_step_of_a_rollout_and_no_epoch_waits_for_the_device(case):
     settings, most = CASES[case]
-    assert 0 < called_on_standin(checks.trained_without_waiting, *settings, *SHORT) <= most
+    assert 0 < called_on_standin(checks.trained_without_waiting, *settings) <= most
 
 
 def test_no_recorded_step_waits_for_the_device():
     settings, most = CASES["quadruped"]
-    assert 0 < called_on_standin(checks.recorded_without_waiting, *settings, *SHORT) <= most
+    assert 0 < called_on_standin(checks.recorded_without_waiting, *settings) <= most
 
 
 def test_a_wait_within_a_step_is_an_error_there():

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from ddppo.records import checkpoint
 from tests.distributed.test_independence import largest_difference
 from tests.support import TINY, door, lines, summary
 
@@ -26,6 +27,27 @@ def test_what_is_learned_does_not_depend_on_the_number_of_ranks(settings, tmp_pa
     for other in (two, three):
         assert largest_difference(one["model"], other["model"]) < 1e-10
         assert one["window"] == [pytest.approx(episode, rel=1e-9) for episode in other["window"]]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("ppo=grpo", "ppo.group_size=3", "ppo.normalize_obs=true"),
+        ("algorithm=reinforce", "algorithm.rollout_steps=16", "algorithm.total_steps=250"),
+    ],
+    ids=["grpo", "reinforce"],
+)
+def test_whole_episodes_are_learned_from_alike_by_any_number_of_ranks(settings, tmp_path):
+    sizes = [x for x in SIZES if settings[0] == "ppo=grpo" or not x.startswith("ppo.")]
+    found = []
+    for w in (1, 2):
+        arguments = (*TINY, "env=cartpole_device", *sizes, *settings, f"dist.world_size={w}")
+        result = door(*arguments, run_dir=tmp_path / f"{w}")
+        assert result.code == 0, result.stderr
+        found.append(checkpoint.load(checkpoint.last(tmp_path / f"{w}" / "checkpoints")))
+    assert largest_difference(found[0]["model"], found[1]["model"]) < 1e-10
+    assert [x[1:3] for x in found[0]["window"]] == [x[1:3] for x in found[1]["window"]]
+    assert max(line["rollout/length_mean"] for line in lines(tmp_path / "1")) <= 11
 
 
 def test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit_with_episodes_under_way(tmp_path):

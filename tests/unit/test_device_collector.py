@@ -4,6 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from ddppo.algorithms import device_episodes
+from ddppo.algorithms.contract import Algorithm
+from ddppo.algorithms.device_episodes import DeviceEpisodes
+from ddppo.algorithms.grpo import EpisodeCollector
 from ddppo.config.algorithm_settings import PPOSettings
 from ddppo.config.variants import settings_of
 from ddppo.device_random import action_noise
@@ -18,7 +22,7 @@ from ddppo.ppo.advantages import gae
 from ddppo.ppo.collector import Collector
 from ddppo.ppo.device_collector import DeviceCollector
 from ddppo.ppo.normalization import ObsNormalizer, moments
-from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
+from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec, leaves
 
 CPU, DTYPE = torch.device("cpu"), torch.float64
 STEPS, ENVS, FIRST = 12, 5, 3
@@ -194,6 +198,41 @@ def test_kernels_that_compute_something_else_when_started_again_are_not_used(mon
     ):
         device.record_acting()
     assert device.acting is eager
+
+
+@pytest.mark.parametrize("learns_by_ratio", [True, False])
+@pytest.mark.parametrize(("task", "rows"), [(ShortCartPole, 40), (Walk, 40), (Walk, 3)])
+def test_whole_episodes_on_the_device_equal_those_of_the_host(task, rows, learns_by_ratio, monkeypatch):
+    monkeypatch.setattr(device_episodes, "_LOOKS", 8)
+    first, second = envs_of(task()), HostEnvs(envs_of(task()))
+    model, sizes = network(first.spec), {"rollout_steps": rows, "first_env": FIRST, "dtype": DTYPE}
+    device = DeviceEpisodes(first, model, None, **sizes, learns_by_ratio=learns_by_ratio)
+    host = EpisodeCollector(second, model, None, device=CPU, **sizes)
+    if not learns_by_ratio:
+        host.use_algorithm(Algorithm(first.spec, None, model))
+    for iteration in (1, 2):
+        drawn = action_noise(
+            0, iteration, range(FIRST, FIRST + ENVS), rows, model.num_noise,
+            normal=model.spec.action.kind == "box", dtype=DTYPE, device=CPU,
+        )  # fmt: skip
+        for collector in (device, host):
+            collector.reset(range(iteration, iteration + ENVS))
+        ours, episodes = device.collect(drawn)
+        theirs, other_episodes = host.collect(drawn.numpy())
+        valid = theirs.valid
+        assert torch.equal(ours.valid, valid)
+        assert device.num_steps == valid.sum()
+        for name in ("rewards", "terminated", "truncated", "episode_start", "ended_by"):
+            if getattr(theirs, name) is not None:
+                compare(getattr(ours, name), getattr(theirs, name), name)
+        for name in ("obs", "raw_obs", "actions", *(["logprobs"] if learns_by_ratio else [])):
+            one, other = getattr(ours, name), getattr(theirs, name)
+            for x, y in zip(leaves(one), leaves(other), strict=True):
+                compare(x[valid], y[valid], name)
+        assert len(episodes) == len(other_episodes) == ENVS
+        for one, other in zip(episodes, other_episodes, strict=True):
+            assert (one.step, one.env_index, one.length) == (other.step, other.env_index, other.length)
+            assert one.episode_return == pytest.approx(other.episode_return, rel=1e-12)
 
 
 def test_actions_are_clipped_to_the_bounds_and_learned_from_as_drawn():

@@ -168,7 +168,10 @@ class RankContext:
         env = make_device_envs(
             self.env_config, names, self.device, derived_seed(self.config.seed, "env", first_env)
         )
-        return DeviceCollector(
+        kind: type[DeviceCollector] = DeviceCollector
+        if self.has_whole_episodes:
+            kind = imported("ddppo.algorithms.device_episodes:DeviceEpisodes")
+        return kind(
             env,
             self.model,
             self.obs_normalizer,
@@ -176,6 +179,7 @@ class RankContext:
             first_env=first_env,
             dtype=getattr(torch, self.config.dtype),
             sequence_length=self.config.training.sequence_length,
+            learns_by_ratio=self.algorithm.learner_class is not None,
         )
 
     def collector(self, env: VecEnv, first_env: int, kind: type[Collector] | None = None) -> Collector:
@@ -287,7 +291,7 @@ class RankContext:
         )
         with self.model.unchanged(), self.guarded():
             rollout, episodes = collector.collect(noise)
-        return Collected(rollout.rewards.numel(), episodes, rollout, collector.env_metrics)
+        return Collected(collector.num_steps, episodes, rollout, collector.env_metrics)
 
     def restarts(self, env: Any) -> dict[str, float]:
         """Return the metrics of replaced environment processes and lost episodes so far, for `Topology.measured`."""

@@ -65,9 +65,9 @@ class Probed(NamedTuple):
 
     spec: EnvSpec
     why_unsaved: str | None  # why checkpoints cannot hold episodes under way; None if they can
-    why_one: str | None = (
-        None  # why a process cannot hold a second batch of it; None if it can, or is not tried
-    )
+    # Why a process cannot hold a second batch of it; None if it can, or is not tried.
+    why_one: str | None = None
+    has_own_streams: bool = False  # whether an environment's episodes follow from its seed alone
 
 
 _probed: dict[str, Probed] = {}  # by the settings of a task; found once in a process
@@ -144,7 +144,7 @@ def _probe_here(
     envs = make_device_envs(env, EnvNames(range(_PROBED_ENVS), None), device, seed=0)
     try:
         _try(env, envs)
-        found = Probed(envs.spec, _why_unsaved(env, envs))
+        found = Probed(envs.spec, _why_unsaved(env, envs), has_own_streams=envs.has_own_streams)
         then(found)
         return found
     finally:
@@ -189,8 +189,7 @@ def _probe_in_a_process(env: EnvConfig, device: str | None) -> Probed:
         process.wait()
     if fault is not None:
         raise ConfigError(fault)
-    spec, why_unsaved, _ = found
-    return Probed(spec, why_unsaved, why_one)
+    return Probed(*found)._replace(why_one=why_one)
 
 
 def _received(reading: Connection, process: "subprocess.Popen[bytes]") -> str | None:
@@ -375,7 +374,8 @@ class DeviceEnvs:
         try:
             if kept is not None:
                 return self.envs.restore(kept)
-            return self.envs.reset(torch.tensor(list(seeds), dtype=torch.int64, device=self.device))
+            numbers = torch.tensor(list(seeds), dtype=torch.int64)
+            return self.envs.reset(numbers.to(self.device, non_blocking=True))
         except Exception as e:
             raise explained(self.names.all(), when_reset(0), e) from e
 
