@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from ddppo.domains.cloud.meaning import name_of, policy, settings, tags
+from ddppo.domains.cloud.meaning import lifecycle, name_of, policy, settings, tags
 
 Address = tuple[str, ...]  # kind of resource, its name, and what it is a fact of
 Facts = Iterator[tuple[Address, Any]]
@@ -73,8 +73,7 @@ def _s3(backend: Any) -> Facts:
         flags = vars(bucket.public_access_block) if bucket.public_access_block else {}
         for flag, value in flags.items():
             yield from _unless(False, (*at, "public_access_block", flag), value)
-        rules = [rule.to_config_dict() | {"id": None} for rule in bucket.rules]
-        yield from _unless(None, (*at, "lifecycle"), settings(rules))
+        yield from _unless(None, (*at, "lifecycle"), lifecycle(list(map(_rule, bucket.rules))))
         notified = bucket.notification_configuration
         yield from _unless(NO_EVENTS, (*at, "notification"), settings(_plain(notified)) if notified else None)
         yield from _unless(None, (*at, "acl"), _grants(bucket.acl))
@@ -89,6 +88,34 @@ def _s3(backend: Any) -> Facts:
 
 AES256 = settings({"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "AES256"}})  # of every new bucket
 NO_EVENTS = settings({"topic": [], "queue": [], "cloud_function": [], "event_bridge": None})
+
+
+def _rule(rule: Any) -> dict[str, Any]:
+    """Return a rule of a lifecycle as the service would give it."""
+    given = rule.filter or rule
+    where = {"Prefix": given.prefix, "Tags": []}
+    if rule.filter and rule.filter.tag_key:
+        where["Tags"].append({"Key": rule.filter.tag_key, "Value": rule.filter.tag_value})
+    if rule.filter and rule.filter.and_filter:
+        where["Prefix"] = rule.filter.and_filter.prefix
+        where["Tags"] += [{"Key": key, "Value": value} for key, value in rule.filter.and_filter.tags.items()]
+    actions = {
+        "Expiration": {
+            "Days": rule.expiration_days,
+            "Date": rule.expiration_date,
+            "ExpiredObjectDeleteMarker": rule.expired_object_delete_marker,
+        },
+        "Transitions": _plain(rule.transitions or []),
+        "NoncurrentVersionTransitions": _plain(rule.noncurrent_version_transitions or []),
+        "NoncurrentVersionExpiration": {"NoncurrentDays": rule.nve_noncurrent_days},
+        "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": rule.aimu_days},
+    }
+    for action, what in list(actions.items()):
+        if isinstance(what, dict):
+            actions[action] = {key: value for key, value in what.items() if value is not None}
+        if not actions[action]:
+            del actions[action]
+    return {"Status": rule.status, "Filter": where, **actions}
 
 
 def _grants(acl: Any) -> Any:
