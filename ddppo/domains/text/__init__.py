@@ -12,6 +12,7 @@ PLUGIN = Plugin(
     samplers={"curriculum": f"{__name__}.curriculum.sampler:make_sampler"},
     metrics={"curriculum/": f"{__name__}.curriculum.settings:METRICS"},
     evaluators={"text": f"{__name__}.evaluation:TextEvaluator"},
+    excerpts={"rollouts": f"{__name__}.rollout_views:excerpts"},
     settings={
         "model/token_policy": f"{__name__}.settings:TokenPolicySettings",
         "model/hf": f"{__name__}.settings:HfSettings",

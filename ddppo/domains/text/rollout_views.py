@@ -11,7 +11,7 @@ import json
 import re
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,7 +25,7 @@ from rich.text import Text
 
 from ddppo.config.fields import setting
 from ddppo.domains.text.rollouts import RolloutRecord, read_rollouts
-from ddppo.errors import ConfigError, near
+from ddppo.errors import ConfigError, RunFolderError, near
 from ddppo.files import jsonable, replacing, write_text
 
 _LISTED = 20  # rollouts of a list, unless `most` says otherwise
@@ -33,6 +33,7 @@ _COLUMNS = (
     *("name", "task", "tier", "return", "advantage", "success", "ended by", "turns", "tokens"),
     "last line",  # of the policy
 )
+_ROUNDING = 1e-12
 _MOST_NAMED = 12  # values that a message lists
 # Characters that change what a terminal or browser shows around them: controls, and marks of writing direction.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -245,8 +246,7 @@ def in_full(record: RolloutRecord) -> str:
 def outcome(record: RolloutRecord) -> str:
     """Return the result of a rollout in words: return, success, and why it ended."""
     parts = ["no return" if record.episode_return is None else f"return {_number(record.episode_return)}"]
-    if record.reward_parts:
-        parts[0] += f" ({', '.join(f'{name} {_number(x)}' for name, x in record.reward_parts.items())})"
+    parts[0] += f" ({of})" if (of := _parts(record.reward_parts)) else ""
     if record.group_mean is not None:
         parts.append(f"mean of its group {_number(record.group_mean)}")
     if record.advantage is not None:
@@ -274,11 +274,16 @@ def said_of(turn: Any) -> str:
         why = "cut short and not played" if turn.answer is None else "no command, and not played"
         return f"{why}; {parts[0]}"
     if turn.reward is not None:
-        of = ", ".join(f"{name} {_number(x, sign='+')}" for name, x in turn.reward_parts.items())
-        parts.insert(0, f"reward {_number(turn.reward, sign='+')}" + (f" = {of}" if of else ""))
+        of = _parts(turn.reward_parts)
+        parts.insert(0, f"reward {_number(turn.reward, sign='+')}" + (f": {of}" if of else ""))
     if turn.tool_failed:
         parts.append("the command failed")
     return "; ".join(parts)
+
+
+def _parts(parts: Mapping[str, float]) -> str:
+    """Return the parts of a reward that are not 0, up to rounding."""
+    return ", ".join(f"{name} {_number(x, sign='+')}" for name, x in parts.items() if abs(x) > _ROUNDING)
 
 
 def visible(text: str) -> str:
@@ -292,6 +297,30 @@ def _indented(text: str, by: str = "    ") -> list[str]:
 
 def _number(x: float | None, sign: str = "") -> str:
     return "" if x is None else f"{x:{sign}.3g}" if abs(x) < 1e4 else f"{x:{sign}.6g}"
+
+
+# -- The report of a run or a sweep (ddppo.report).
+
+
+def excerpts(run_dir: Path) -> list[tuple[str, str]]:
+    """Return headings and texts of the best and the worst rollout of each tier.
+
+    They are of the last evaluation, or, of tiers that it has not, of training.
+    """
+    try:
+        records = read_rollouts(run_dir)
+    except RunFolderError:  # the folder is empty
+        return []
+    last = max((r.env_steps or 0 for r in records if r.kind == "evaluation"), default=0)
+    found = []
+    for tier in dict.fromkeys(record.tier for record in records):
+        of_tier = [r for r in records if r.tier == tier and r.episode_return is not None]
+        evaluated = [r for r in of_tier if r.kind == "evaluation" and r.env_steps == last]
+        chosen = sorted(evaluated or of_tier, key=lambda r: r.episode_return or 0.0)
+        where = f"{counted(chosen)} of {f'the evaluation after {last:,} steps' if evaluated else 'training'}"
+        for name, record in (("best", chosen[-1:]), ("worst", chosen[:1] if len(chosen) > 1 else [])):
+            found += [(f"{tier or 'tasks'}: the {name} of {where}", in_full(each)) for each in record]
+    return found
 
 
 # -- The page: one file, with the records as JSON inside.

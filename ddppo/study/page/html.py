@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
+from ddppo.plugins import added, imported
 from ddppo.study.measure.speedup import Study
 from ddppo.study.page import figures, tables, topologies
 from ddppo.study.page.chart import Chart, stylesheet
@@ -23,6 +25,7 @@ class ChapterSection:
     charts: Sequence[Chart] = ()
     notes: Sequence[str] = ()
     tables: Sequence[Shown] = ()
+    excerpts: Sequence[tuple[str, str]] = ()  # heading and text
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +73,23 @@ def _folded(each: StudyReport) -> list[ChapterSection]:
         _predictions(ahead),
         ChapterSection("Ranks", figures.ranks(study)),
         ChapterSection("Learning and stability", curves, same),
+        *_excerpts(study),
     ]
-    return [section for section in sections if section.charts or section.notes or section.tables]
+    return [each for each in sections if each.charts or each.notes or each.tables or each.excerpts]
+
+
+def _excerpts(study: Study) -> list[ChapterSection]:
+    """Return sections with what plugins show of a run, such as rollouts of text, of the run with the largest W."""
+    sections = []
+    for folder, path in added("excerpts").items():
+        has_them = [run for run in study.runs if (Path(run.path) / folder).is_dir()]
+        if has_them:
+            run = max(has_them, key=lambda run: (run.world_size, -run.seed))
+            note = f"Of {run.path}, W={run.world_size}, seed {run.seed}."
+            sections.append(
+                ChapterSection(folder.capitalize(), (), [note], (), imported(path)(Path(run.path)))
+            )
+    return sections
 
 
 def _predictions(ahead: Outlook) -> ChapterSection:

@@ -11,6 +11,7 @@ import torch
 from ddppo.algorithms.grpo import group_advantages, group_statistics, rounding_of_returns
 from ddppo.domains.text.rollout_views import (
     RolloutsConfig,
+    excerpts,
     fitting,
     in_full,
     page,
@@ -201,7 +202,9 @@ def test_the_list_has_a_line_for_each_of_the_newest(tmp_path):
 
 def test_a_rollout_in_full_shows_its_conversation_its_rewards_and_where_it_is_from():
     turns = [
-        TurnRecord("I think\n`x`", "x", "done\nwell", 0.25, 7, False, {"score": 0.5, "hint": -0.25}),
+        TurnRecord(
+            "I think\n`x`", "x", "done\nwell", 0.25, 7, False, {"score": 0.5, "hint": -0.25, "retry": 1e-17}
+        ),
         TurnRecord("prose", None, "no command in it", 0.0, 2, True),
     ]
     full = record(1, turns=turns, group_mean=0.1, advantage=0.4, is_success=True, system="Be brief.")
@@ -211,7 +214,7 @@ def test_a_rollout_in_full_shows_its_conversation_its_rewards_and_where_it_is_fr
         "    iteration 4, environment 1, group 0; policy after 3 iterations; seed 1; 2 turns, 4 tokens",
         "", "system", "    Be brief.", "", "prompt", "    do", "",
         "1 > x", "    typed:", "    | I think", "    | `x`", "    done", "    well",
-        "    [reward +0.25 = score +0.5, hint -0.25; 7 tokens]", "",
+        "    [reward +0.25: score +0.5, hint -0.25; 7 tokens]", "",
         "2 > prose", "    no command in it", "    [no command, and not played; 2 tokens]",
     ]  # fmt: skip
 
@@ -336,3 +339,20 @@ def test_a_run_may_record_nothing_and_a_task_of_numbers_has_nothing_to_record(tm
     result = door(*TINY, "env=cartpole", "log.rollouts=all", run_dir=tmp_path / "other")
     assert result.code == 2
     assert "log.rollouts=all has no effect with model.name=mlp" in result.stderr
+
+
+def test_the_report_of_a_run_shows_the_best_and_the_worst_rollout_of_each_tier(tmp_path):
+    late = [
+        record(5, kind="evaluation", env_steps=90, group=None, tier="expert", episode_return=0.25 * i, seed=i)
+        for i in range(3)
+    ]
+    found = excerpts(run_of(tmp_path, *MANY, *late))
+    assert [heading for heading, _ in found] == [
+        "warm-up: the best of 2 rollouts of training", "warm-up: the worst of 2 rollouts of training",
+        "expert: the best of 3 rollouts of the evaluation after 90 steps",
+        "expert: the worst of 3 rollouts of the evaluation after 90 steps",
+    ]  # fmt: skip
+    assert [text.split("\n")[1].strip().split(",")[0] for _, text in found] == [
+        "return 0.5", "return 0", "return 0.5", "return 0"
+    ]  # fmt: skip
+    assert excerpts(tmp_path / "none") == []
