@@ -113,6 +113,11 @@ class Step(Protocol):
         ...
 
 
+def in_words(x: Any) -> str:
+    """Return what a user's method returned, for messages: a tensor [3, 4], or a list."""
+    return f"a tensor {list(x.shape)}" if isinstance(x, torch.Tensor) else f"a {type(x).__name__}"
+
+
 class KeptReplay(Protocol):
     """Transitions of earlier iterations that a learner keeps of its environments (ddppo/algorithms/replay.py)."""
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ddppo.algorithms.contract import Algorithm, MinibatchRows, Part, Share
+from ddppo.algorithms.contract import Algorithm, MinibatchRows, Part, Share, in_words
 from ddppo.collectives.group import Group
 from ddppo.config.algorithm_settings import TrainingSettings
 from ddppo.device import wide_dtype
@@ -146,7 +146,7 @@ class AlgorithmLearner:
         subject = f"{type(self.algorithm).__name__}.learn returned"
         if not isinstance(found, Mapping):
             raise TrainingError(
-                f"{subject} {_in_words(found)}: it must return numbers by name, as {{'policy_loss': 0.1}}, or {{}}"
+                f"{subject} {in_words(found)}: it must return numbers by name, as {{'policy_loss': 0.1}}, or {{}}"
             )
         numbers = {}
         for name, x in found.items():
@@ -156,7 +156,7 @@ class AlgorithmLearner:
                 numbers[_STANDARD.get(name, f"algorithm/{name}")] = float(x)
             except (TypeError, ValueError, RuntimeError) as e:
                 raise TrainingError(
-                    f"{subject} {_in_words(x)} as {name}: it must return numbers by name"
+                    f"{subject} {in_words(x)} as {name}: it must return numbers by name"
                 ) from e
         return numbers
 
@@ -171,10 +171,6 @@ class AlgorithmLearner:
             explained_variance=None,
             metrics=metrics,
         )
-
-
-def _in_words(x: Any) -> str:
-    return f"a tensor {list(x.shape)}" if isinstance(x, torch.Tensor) else f"a {type(x).__name__}"
 
 
 class _PartState:
@@ -307,7 +303,7 @@ class LearnerStep:
         """Raise TrainingError unless the loss is a scalar with a gradient."""
         if not isinstance(loss, torch.Tensor) or loss.shape != ():
             raise TrainingError(
-                f"{self._name}.learn gave step {_in_words(loss)} as its loss: it must be a scalar tensor, the sum of "
+                f"{self._name}.learn gave step {in_words(loss)} as its loss: it must be a scalar tensor, the sum of "
                 "the losses of this learner's samples"
             )
         if not loss.requires_grad:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ddppo.algorithms.build import algorithm_class, build_networks
-from ddppo.algorithms.contract import Acted, Algorithm, Part
+from ddppo.algorithms.contract import Acted, Algorithm, Part, in_words
 from ddppo.algorithms.known import algorithm_setting
 from ddppo.algorithms.learning_trial import LearningTrial, MakeSync
 from ddppo.config.settings import Config
@@ -241,19 +241,19 @@ class AlgorithmTrial:
             )
         if not isinstance(acted, Acted):
             raise self.fails(
-                "act", f"returned {_in_words(acted)}: it must return Acted(actions, extras, memory)"
+                "act", f"returned {in_words(acted)}: it must return Acted(actions, extras, memory)"
             )
         self._check_actions("act", acted.actions, mask, n)
         for name, x in acted.extras.items():
             if not isinstance(x, torch.Tensor) or x.shape[:1] != (n,):
                 raise self.fails(
                     "act",
-                    f"returned {_in_words(x)} as the extra {name} of {n} environments: it must be a tensor [{n}, ...]",
+                    f"returned {in_words(x)} as the extra {name} of {n} environments: it must be a tensor [{n}, ...]",
                 )
         size = self.model.state_size
         if size and (not isinstance(acted.memory, torch.Tensor) or acted.memory.shape != (n, size)):
             raise self.fails(
-                "act", f"returned {_in_words(acted.memory)} as memory: it must be a tensor [{n}, {size}]"
+                "act", f"returned {in_words(acted.memory)} as memory: it must be a tensor [{n}, {size}]"
             )
         return acted
 
@@ -264,7 +264,7 @@ class AlgorithmTrial:
         if not isinstance(actions, torch.Tensor) or actions.shape != wanted:
             raise self.fails(
                 method,
-                f"returned {_in_words(actions)} as actions of {n} environments: they must be a tensor {list(wanted)}",
+                f"returned {in_words(actions)} as actions of {n} environments: they must be a tensor {list(wanted)}",
             )
         if actions.is_floating_point() != (spec.kind == "box"):
             must = "floating-point numbers" if spec.kind == "box" else "integers"
@@ -337,7 +337,3 @@ class AlgorithmTrial:
 
 def _is_names(x: Any) -> bool:
     return isinstance(x, tuple) and bool(x) and all(isinstance(name, str) for name in x)
-
-
-def _in_words(x: Any) -> str:
-    return f"a tensor {list(x.shape)}" if isinstance(x, torch.Tensor) else f"a {type(x).__name__}"

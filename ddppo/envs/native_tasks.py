@@ -18,7 +18,7 @@ from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 
 
 class DeviceTask(ABC):
-    """E environments with one state vector each, `[E, S]`; a `TensorVecEnv` but for its names."""
+    """E environments with one state vector each, `[E, S]`: a `TensorVecEnv`."""
 
     has_final_obs = True
     has_own_streams = True

@@ -6,7 +6,8 @@ Nothing here waits for the device: no flag is read by Python, and which episodes
 
 The randomness of an environment follows from its seed by arithmetic on the device (`ddppo.device_random`), so that a
 task written for this contract gives the same episodes on any device and any rank. Simulators with one random stream
-for the whole batch cannot promise this; `has_own_streams` says so.
+for the whole batch cannot promise this; their `has_own_streams` is False, and GRPO, whose groups begin equally, refuses
+them.
 """
 
 from collections.abc import Mapping
@@ -15,7 +16,6 @@ from typing import Any, Protocol
 
 import torch
 
-from ddppo.envs.vec_env import EnvNames
 from ddppo.models.actor_critic import Obs
 from ddppo.spaces import EnvSpec
 
@@ -31,9 +31,8 @@ class TensorStep:
     # [E, *shape]: where an episode ended, its true last observation; anything elsewhere. None if the simulator
     # overwrites it: a truncated episode is then bootstrapped by V of the state that was acted in, as rsl_rl does.
     final_obs: Obs | None = None
-    metrics: Mapping[str, torch.Tensor] = field(
-        default_factory=dict
-    )  # scalars that the simulator logs, by name
+    # Scalars that the simulator logs, by name.
+    metrics: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 class TensorVecEnv(Protocol):
@@ -45,14 +44,13 @@ class TensorVecEnv(Protocol):
     spec: EnvSpec
     num_envs: int  # E
     device: torch.device
-    names: EnvNames
 
     def reset(self, seeds: torch.Tensor) -> Obs:
         """Begin an episode in every environment, each from its own seed `[E]` int64; return obs `[E, *shape]`."""
         ...
 
     def step(self, actions: torch.Tensor) -> TensorStep:
-        """Step all environments with actions `[E, *spec.action.shape]` of the policy, not yet clipped."""
+        """Step all environments with actions `[E, *spec.action.shape]`, within the bounds of a Box that has some."""
         ...
 
     def state(self) -> dict[str, Any]:

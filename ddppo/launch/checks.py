@@ -18,7 +18,7 @@ from ddppo.config import rank_rules, rules
 from ddppo.config.model_settings import MODELS
 from ddppo.config.rules import check_remembering
 from ddppo.config.settings import Config
-from ddppo.device import accelerators, described, has_float64, resolve
+from ddppo.device import accelerators, described, has_float64, in_words, resolve
 from ddppo.distributed.gradient_sync import FLAT_BELOW, FlatParameters, FlatSync
 from ddppo.distributed.join import check_collective, check_device, computing_ranks
 from ddppo.distributed.topologies.known import find
@@ -335,6 +335,22 @@ def local_world_size(config: Config) -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", config.dist.world_size))
 
 
+def _check_sharing(config: Config, device: torch.device, num_computing: int) -> None:
+    """Check that dist.share_device has an effect: that ranks of this machine share an accelerator."""
+    if not config.dist.share_device or config.dist.world_size > local_world_size(config):
+        return  # other machines of the run may have fewer
+    has = 1 if config.device.isdecimal() else accelerators()[1]
+    if device.type == "cpu" or num_computing <= has:
+        why = (
+            "the CPU is no device to share"
+            if device.type == "cpu"
+            else f"each of {num_computing} ranks has its own"
+        )
+        raise ConfigError(
+            f"dist.share_device=true has no effect with {in_words(config.device, device)}: {why}: leave it out"
+        )
+
+
 def check_machine(config: Config, local_world_size: int) -> str | None:
     """Check that this machine has devices and cores for its ranks. Returns a warning if ranks must share them."""
     # The ranks that need a device: this process is rank 0, the first of its machine.
@@ -342,6 +358,7 @@ def check_machine(config: Config, local_world_size: int) -> str | None:
     device = torch.device("cpu")
     if num_computing:
         device = resolve(config.device, num_places=num_computing, share=config.dist.share_device)
+        _check_sharing(config, device, num_computing)
     check_device(config, device)
     check_collective(config, device, local_world_size)
     # mpirun may have bound this rank to one core of its own.

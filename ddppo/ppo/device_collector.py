@@ -86,7 +86,6 @@ class DeviceCollector:
         # [3, T, E]: terminated, truncated, start
         self.flags = torch.zeros(3, steps, num_envs, dtype=torch.bool, device=device)
         self._valid = torch.ones(steps, num_envs, dtype=torch.bool, device=device)
-        self._bounds = _bounds(spec.action, dtype, device)
         # Views of single rows, made once: making a view costs a microsecond.
         self.obs_rows: list[Any] = zipped(each(torch.unbind, self.obs))
         self._raw_rows: list[Any] = zipped(each(torch.unbind, self.raw_obs))
@@ -185,10 +184,7 @@ class DeviceCollector:
         return {}
 
     def _step(self, t: int, logged: dict[str, list[torch.Tensor]]) -> None:
-        actions = self.action_rows[t]
-        if self._bounds is not None:
-            actions = torch.clamp(actions, *self._bounds)
-        step: TensorStep = self.env.step(actions)
+        step: TensorStep = self.env.step(self.action_rows[t])
         # Copies, because the environments reuse their tensors.
         self._receive(t + 1, step.obs)
         self._reward_rows[t].copy_(step.rewards)
@@ -377,16 +373,6 @@ def _are_close(x: torch.Tensor, y: torch.Tensor) -> bool:
     if x.is_floating_point():
         return torch.allclose(x, y, rtol=1e-3, atol=1e-5)
     return bool((x != y).double().mean() < 0.01)  # a choice may change by rounding
-
-
-def _bounds(
-    action: Any, dtype: torch.dtype, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return the bounds of a Box, to which actions are clipped; None without bounds."""
-    if action.kind != "box" or not action.low:
-        return None
-    low, high = (torch.tensor(x, dtype=dtype, device=device) for x in (action.low, action.high))
-    return low, high
 
 
 class HostCopy:

@@ -55,9 +55,9 @@ def adapt(form, made, **options):
 def rows(envs):
     """Return copies of what the adapter tells of each step of ACTIONS, as the rollout's buffers would keep them."""
     envs.reset(SEEDS)
-    told = []
+    told, stepped = [], backend.DeviceEnvs(envs, NAMES)  # which clips actions
     for row in ACTIONS:
-        step = envs.step(row[:, None])
+        step = stepped.step(row[:, None])
         copies = {name: getattr(step, name).clone() for name in ("rewards", "terminated", "truncated")}
         copies |= {"obs": each(torch.clone, step.obs), "metrics": dict(step.metrics)}
         copies["final_obs"] = None if step.final_obs is None else each(torch.clone, step.final_obs)

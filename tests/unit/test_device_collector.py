@@ -144,7 +144,7 @@ def test_a_rollout_on_the_device_equals_that_of_the_host(task, settings):
         ours, episodes = device.collect(drawn)
         theirs, other_episodes = host.collect(drawn.numpy())
         for name in ours.__dataclass_fields__:
-            if name == "next_values":  # nobody reads those of terminated rows
+            if name == "next_values":  # those of terminated rows are not read
                 read = ~ours.terminated
                 compare(ours.next_values[read], theirs.next_values[read], name)
             elif name not in ("extras", "is_full"):

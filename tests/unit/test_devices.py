@@ -269,6 +269,26 @@ def test_a_matmul_precision_that_a_cpu_lacks_is_refused(machine):
     assert check_machine(config, 1) is None
 
 
+@pytest.mark.parametrize(
+    ("kind", "count", "name", "why"),
+    [
+        ("cpu", 0, "auto", "device=auto, here cpu: the CPU is no device to share"),
+        ("cuda", 2, "auto", "device=auto, here cuda: each of 2 ranks has its own"),
+        ("cuda", 1, "auto", None),
+        ("cuda", 2, "1", None),
+    ],
+)
+def test_sharing_a_device_that_is_not_shared_is_refused(machine, kind, count, name, why):
+    machine(kind, count)
+    config = settings(world_size=2, name=name, share_device=True)
+    if why is None:
+        check_machine(config, 2)
+    else:
+        assert f"dist.share_device=true has no effect with {why}: leave it out" in refusal(
+            check_machine, config, 2
+        )
+
+
 # -- Backends.
 
 

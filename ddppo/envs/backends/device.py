@@ -365,6 +365,8 @@ class DeviceEnvs:
         self.device = torch.device(envs.device)
         self.has_final_obs: bool = getattr(envs, "has_final_obs", False)
         self.has_own_streams: bool = getattr(envs, "has_own_streams", False)
+        # By the type of actions: the bounds of a Box, on the device.
+        self._bounds: dict[torch.dtype, tuple[torch.Tensor, torch.Tensor]] = {}
         self._num_steps = 0  # since the last reset
         self._kept: Mapping[str, Any] | None = None  # the next reset restores it
 
@@ -385,11 +387,23 @@ class DeviceEnvs:
             scatter()
 
     def step(self, actions: torch.Tensor) -> TensorStep:
+        """Step with actions of the policy, which are clipped here to the bounds of a Box."""
         self._num_steps += 1
+        if self.spec.action.low:
+            actions = actions.clamp(*self._bounds_of(actions))
         try:
             return self.envs.step(actions)
         except Exception as e:
             raise explained(self.names.all(), when_stepped(self._num_steps), e) from e
+
+    def _bounds_of(self, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if actions.dtype not in self._bounds:
+            low, high = (
+                torch.tensor(x, dtype=actions.dtype).to(self.device, non_blocking=True)
+                for x in (self.spec.action.low, self.spec.action.high)
+            )
+            self._bounds[actions.dtype] = low, high
+        return self._bounds[actions.dtype]
 
     # -- States, for checkpoints: a list with one entry for each environment, as VecEnv.state has it.
 
@@ -421,7 +435,6 @@ class HostEnvs:
     def __init__(self, envs: DeviceEnvs) -> None:
         self._envs = envs
         self.spec, self.num_envs, self.names = envs.spec, envs.num_envs, envs.names
-        self._bounds = envs.spec.action.low, envs.spec.action.high
 
     def reset(self, seeds: Sequence[int], options: Options | None = None) -> tuple[ObsArrays, None]:
         if options and any(options):
@@ -429,12 +442,8 @@ class HostEnvs:
         return self._arrays(self._envs.reset(seeds)), None
 
     def step(self, actions: np.ndarray) -> EnvStep:
-        given = torch.from_numpy(actions).to(self._envs.device)
-        if self._bounds[0]:
-            low, high = (given.new_tensor(x) for x in self._bounds)
-            given = given.clamp(low, high)
         with torch.no_grad():
-            step = self._envs.step(given)
+            step = self._envs.step(torch.from_numpy(actions).to(self._envs.device))
         terminated, truncated = (x.cpu().numpy().astype(bool) for x in (step.terminated, step.truncated))
         (ended,) = np.nonzero(terminated | truncated)
         final_obs = self._arrays(step.obs if step.final_obs is None else step.final_obs)

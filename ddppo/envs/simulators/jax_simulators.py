@@ -9,9 +9,10 @@ Every environment has a key of its own, which its seed determines and which spli
 depend on the others, and JAX's state is all there is to save.
 """
 
+import functools
 import importlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -35,14 +36,25 @@ _GYMNAX = ("install 'jax<0.12' flax six matplotlib seaborn", "install --no-deps 
 # -- What the function behind env.id may be: these make a task by its name. ------------------------------------
 
 
-def make_gymnax(
-    task: str,
-    num_envs: int,
-    device: torch.device,
-    seed: int,
-    max_episode_steps: int | None = None,
-    **kwargs: Any,
-) -> Any:
+def _for_env_id(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Let env.id call a function of (task, max_episode_steps, **kwargs): JAX needs the other arguments later only."""
+
+    @functools.wraps(make)
+    def called(
+        task: str,
+        num_envs: int,
+        device: torch.device,
+        seed: int,
+        max_episode_steps: int | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        return make(task, max_episode_steps, **kwargs)
+
+    return called
+
+
+@_for_env_id
+def make_gymnax(task: str, max_episode_steps: int | None = None, **kwargs: Any) -> Any:
     """Return gymnax' environment and its parameters, for env.id=<this function> env.kwargs.task=CartPole-v1.
 
     `kwargs` are entries of the parameters, e.g. gravity.
@@ -65,28 +77,16 @@ def make_gymnax(
     return env, params.replace(**kwargs)
 
 
-def make_brax(
-    task: str,
-    num_envs: int,
-    device: torch.device,
-    seed: int,
-    max_episode_steps: int | None = None,
-    **kwargs: Any,
-) -> Any:
+@_for_env_id
+def make_brax(task: str, max_episode_steps: int | None = None, **kwargs: Any) -> Any:
     """Return an environment of Brax, for env.id=<this function> env.kwargs.task=ant."""
     env = package("brax.envs", "install brax").get_environment(task, **kwargs)
     env.max_episode_steps = max_episode_steps
     return env
 
 
-def make_playground(
-    task: str,
-    num_envs: int,
-    device: torch.device,
-    seed: int,
-    max_episode_steps: int | None = None,
-    **kwargs: Any,
-) -> Any:
+@_for_env_id
+def make_playground(task: str, max_episode_steps: int | None = None, **kwargs: Any) -> Any:
     """Return an environment of MuJoCo Playground, for env.id=<this function> env.kwargs.task=CartpoleBalance.
 
     `kwargs` override entries of its configuration.
@@ -99,9 +99,8 @@ def make_playground(
 
 def on_device(device: torch.device) -> AbstractContextManager[Any]:
     """Return a context in which JAX computes on the rank's device; simulators put their models there when made."""
-    if (
-        device.type != "cpu"
-    ):  # JAX would take three quarters of the memory for itself, at the first use of the device
+    # JAX would take three quarters of the memory for itself, at the first use of the device.
+    if device.type != "cpu":
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     try:
         jax = importlib.import_module("jax")
@@ -125,7 +124,7 @@ def pip(commands: Sequence[str]) -> str:
     return " && ".join(f"{program('pip')} {command}" for command in commands)
 
 
-# -- What all of them share. -----------------------------------------------------------------------------------
+# -- The base of both adapters. --------------------------------------------------------------------------------
 
 
 class JaxEnvs(SimulatorEnvs):

@@ -27,7 +27,7 @@ _VALUES = "critic"  # the value function reads this one; without it, it reads wh
 
 
 class SimulatorEnvs:
-    """What all simulators share: checks of the device, and no state to save, for no simulator gives all of it."""
+    """The base of all adapters: the size of the batch, and no state to save, for no simulator gives all of it."""
 
     has_final_obs = False
     has_own_streams = False  # one random stream serves the batch, so that results depend on W
@@ -148,22 +148,16 @@ def _in_group(tensors: Mapping[str, Any], group: str) -> tuple[str, ...]:
 
 
 class Actions:
-    """From a policy's actions to those of a task: clipped to the bounds on the device, in the shape of its space."""
+    """From a policy's actions, within the bounds, to those of a task: in the shape and the numbers of its space."""
 
     def __init__(self, spec: ActionSpec, device: torch.device, space: Any = None) -> None:
         """`space`: the simulator's own, if it has one."""
-        self.spec = spec
         self._shape = spec.shape if space is None else tuple(space.shape)
         # Choices of Gymnasium may count from another number than 0.
         start = np.asarray(getattr(space, "start", 0))
         self._start = torch.as_tensor(start, device=device) if start.any() else None
-        self._low, self._high = (
-            torch.tensor(bound, device=device) if bound else None for bound in (spec.low, spec.high)
-        )
 
     def __call__(self, actions: torch.Tensor) -> torch.Tensor:
-        if self._low is not None:
-            actions = torch.clamp(actions, self._low, self._high)
         if self._start is not None:
             actions = actions + self._start
         return actions.reshape(-1, *self._shape)
