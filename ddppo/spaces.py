@@ -4,6 +4,7 @@ An observation is one array, or a dict of arrays by name. So are its spec and ev
 `each` and `zipped` accept both forms.
 """
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -69,6 +70,9 @@ class EnvSpec:
     journal: str | None = None
     # Import path of a text task's own tokenizer.
     tokens: str | None = None
+    # Tools of a text task that a language model calls; None without tools. Each is {"type": "function", "function":
+    # {"name", "description", "parameters"}}, the parameters by a JSON schema.
+    tools: list[dict[str, Any]] | None = None
     # The tier of each task that options={"task": name} of a reset may name; None without such tasks.
     tasks: dict[str, str] | None = None
     # Whether a process can hold only one environment.
@@ -92,6 +96,32 @@ class EnvSpec:
     def obs_size(self) -> int:
         """The number of values in an observation."""
         return sum(leaf.size for leaf in leaves(self.obs))
+
+
+def tools_of(given: Any) -> list[dict[str, Any]] | None:
+    """Return tools as an EnvSpec holds them, from functions or their descriptions alone. Raises ValueError."""
+    if given is None:
+        return None
+    if not isinstance(given, list | tuple) or not given:
+        raise ValueError(f"{given!r} is not a list of tools")
+    found = []
+    for tool in given:
+        function = tool.get("function", tool) if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise ValueError(f'{tool!r} is not a tool: it needs a "name"')
+        schema = function.get("parameters", {})
+        properties = schema.get("properties", {}) if isinstance(schema, dict) else None
+        if not isinstance(properties, dict) or not all(isinstance(x, dict) for x in properties.values()):
+            raise ValueError(
+                f'"parameters" of the tool {function["name"]} are no JSON schema: {{"type": "object", "properties": '
+                '{name: {"type": ...}}, "required": [...]}'
+            )
+        found.append({"type": "function", "function": function})
+    try:
+        plain: list[dict[str, Any]] = json.loads(json.dumps(found))
+    except TypeError as e:
+        raise ValueError(f"the tools hold a value that JSON cannot: {e}") from e
+    return plain
 
 
 def leaves(obs: Any) -> list[Any]:

@@ -40,6 +40,7 @@ _OF_ALL_VARIANTS: dict[str, dict[str, Any]] = {
         **{"turn_tokens": 64, "obs_tokens": 256, "hf_path": None, "lora_rank": 8},
         **{"sampling_temperature": 1.0, "top_p": 1.0},
         **{"chat": "auto", "chat_template": None, "chat_template_kwargs": {}, "stop_tokens": []},
+        **{"tool_calls": "auto"},
         **{"system": None, "shots": None, "long_texts": "cut_end"},
     },
     "dist": {

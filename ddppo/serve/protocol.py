@@ -32,7 +32,7 @@ from ddppo.envs.encoding.observations import ObsArrays
 from ddppo.envs.encoding.step_values import PARTS, WrongOutput, as_parts
 from ddppo.envs.meaning import plain_of
 from ddppo.envs.single import scalars
-from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec, each
+from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec, each, tools_of
 
 PROTOCOL = "ddppo/1"
 JSON, MSGPACK = b"j", b"m"
@@ -219,6 +219,7 @@ def spec_of(value: Any) -> EnvSpec:
             mask_size,
             journal=paths[0],
             tokens=paths[1],
+            tools=tools_of(value.get("tools")),
             tasks=tasks,
             one_a_process=is_alone,
             forked_from=paths[2],

@@ -32,9 +32,9 @@ GUIDE = f"Type one aws command a line. `{HINT}` gives one of {MOST_HINTS} hints,
 # Of tasks that bring no others: the system message of a language model, and worked examples in an empty cloud. None of
 # their commands solves a task that comes with ddppo.
 SYSTEM = (
-    "You operate a cloud by the AWS command line interface. Answer each message with exactly one command, and nothing "
-    "else: no explanation, no quotes around it. A command is `aws <service> <operation> --option value ...`. Names "
-    "in backticks are to be used as they are, without the backticks. You then see the output of the command."
+    "You operate a cloud by the AWS command line interface, one command at a time, without explanations. A command is "
+    "`aws <service> <operation> --option value ...`, where the service is s3api, s3, dynamodb, sqs, sns, iam, ssm or "
+    "secretsmanager. Write names in backticks as they are, without the backticks. You see the output of each command."
 )
 SHOTS = (
     (
@@ -57,6 +57,18 @@ SHOTS = (
     ),
 )
 
+AWS_CLI = {
+    "name": "aws_cli",
+    "description": "Run one command of the AWS command line interface, and return its output.",
+    "parameters": {
+        "type": "object",
+        "properties": {
+            "command": {"type": "string", "description": f"A line that begins with `aws`, or `{HINT}`."}
+        },
+        "required": ["command"],
+    },
+}
+
 
 class CloudEnv(gym.Env):
     """Achieve the task of the prompt in a simulated cloud. An action is a command line, an observation its output.
@@ -74,6 +86,7 @@ class CloudEnv(gym.Env):
     metadata = {"render_modes": []}  # noqa: RUF012 (gymnasium.Env declares it so)
     one_a_process = True
     tokens = "ddppo.domains.cloud.tokenizer:CloudTokens"
+    tools = (AWS_CLI,)
     forked_from = "ddppo.domains.cloud.warmed"
 
     def __init__(

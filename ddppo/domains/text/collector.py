@@ -28,6 +28,7 @@ from ddppo.envs.vec_env import EnvNames
 from ddppo.errors import ConfigError, EnvOutputError, TrainingError
 from ddppo.ppo.rollout import EpisodeOutcome, FinishedEpisode, Rollout
 from ddppo.scaling import BatchShape
+from ddppo.terminal import warn
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ class TextCollector:
         self.num_tokens = generation.num_tokens
         self.first_env = first_env
         self.device, self.dtype = device, dtype
+        self._has_warned = False  # of texts that were cut
         self._clear()
 
     @classmethod
@@ -129,6 +131,8 @@ class TextCollector:
                 f"{section}.rollout_steps={num_tokens}, the tokens of an episode: the model knows {most} positions: "
                 f"use a {section}.rollout_steps of at most {most - 1}"
             )
+        tokenizer = make_tokenizer(turns.spec, config.model)
+        _check_room(config, getattr(tokenizer, "num_opening", 0))
         wait_ms = config.env.batch_wait_ms
         generation = GenerationSettings(
             num_tokens,
@@ -140,7 +144,7 @@ class TextCollector:
         return cls(
             turns,
             model,
-            make_tokenizer(turns.spec, config.model),
+            tokenizer,
             generation,
             first_env=first_env,
             device=device,
@@ -183,6 +187,7 @@ class TextCollector:
                 self._type(np.array(sorted(waiting)), drawn)
             began = time.perf_counter()
         del self._cache  # keys and values of every layer: the largest tensors of acting
+        self._warn_of_cuts()
         return self._record.episodes(self.first_env)
 
     @property
@@ -221,10 +226,24 @@ class TextCollector:
         return {
             "rollout/inference_batch": num_tokens / max(self._num_forwards, 1),
             "rollout/turns": float(self._num_turns.sum()),
+            "rollout/cut_observations": float(self._num_cut()),
             "rollout/tokens_per_s": num_tokens / seconds if seconds else 0.0,
             "rollout/t_generate": seconds,
             "rollout/t_answers": self._t_waited,
         }
+
+    def _num_cut(self) -> int:
+        """Return how many texts of the environments were longer than obs_tokens, as far as dialogues count them."""
+        return sum(getattr(dialogue, "num_cut", 0) for dialogue in self._dialogues)
+
+    def _warn_of_cuts(self) -> None:
+        if self._has_warned or not (num_cut := self._num_cut()):
+            return
+        self._has_warned = True
+        warn(
+            f"{num_cut} prompts or answers of this iteration were longer than model.obs_tokens and were cut "
+            "(rollout/cut_observations counts them): use a larger model.obs_tokens"
+        )
 
     def _clear(self) -> None:
         num_envs = self.turns.num_envs
@@ -254,7 +273,8 @@ class TextCollector:
             self._dialogues[i] = dialogue = begun(self.tokenizer, turn.obs, turn.info)
             if not record.read(i, dialogue.prompt_tokens):
                 raise TrainingError(
-                    f"{self.turns.names(i)}: its tokenizer made a prompt of {len(dialogue.prompt_tokens)} tokens, and "
+                    f"{self.turns.names(i)}: its tokenizer made a prompt of {len(dialogue.prompt_tokens)} tokens, "
+                    "system message, tools and examples included, and "
                     f"ppo.rollout_steps={self.num_tokens} leaves none to type: have it keep to model.obs_tokens, or "
                     "set a larger ppo.rollout_steps"
                 )
@@ -357,7 +377,10 @@ class TextCollector:
         """Step an environment. If the turn has no action, it is answered here, and the environment is not stepped."""
         if isinstance(action, NoAction):
             self.transcripts[env].typed(None)
-            self._unplayed.append(Turn(env, action.message, info={"tool_failed": True}))
+            # Its reward is 0, and so are the parts of its reward.
+            parts = dict.fromkeys(self.generation.reward_weights or (), 0.0)
+            info = {"tool_failed": True, **({PARTS: parts} if parts else {})}
+            self._unplayed.append(Turn(env, action.message, info=info))
         else:
             self.transcripts[env].typed(action)
             self.turns.act(env, action)
@@ -404,6 +427,22 @@ class TextCollector:
         if noise is None:
             return policy.mode().numpy(force=True), allowed
         return policy.sample(noise[self._record.lengths[envs] - 1, envs]).numpy(), allowed
+
+
+def _check_room(config: Config, num_opening: int) -> None:
+    """Raise ConfigError if a prompt with an opening of so many tokens can fill an episode."""
+    model, section, num_tokens = (
+        text_settings(config.model),
+        config.training.section,
+        config.training.rollout_steps,
+    )
+    if num_opening and num_opening + model.obs_tokens >= num_tokens:
+        raise ConfigError(
+            f"model.obs_tokens={model.obs_tokens} and {num_opening} tokens of system message, tools and examples with "
+            f"{section}.rollout_steps={num_tokens}, the tokens of an episode: a prompt may leave none to type: use a "
+            f"{section}.rollout_steps of at least {num_opening + model.obs_tokens + model.turn_tokens}, or a smaller "
+            "model.obs_tokens"
+        )
 
 
 def _own_turns(context: RankContext) -> Turns:

@@ -23,6 +23,7 @@ class LanguageTokens:
 
     Attributes:
         special: special tokens, such as the end of text.
+        begin: tokens before a plain text: the begin of text, or none.
         stops: end of text, the tokens that end a turn by generation_config, and model.stop_tokens.
     """
 
@@ -47,6 +48,9 @@ class LanguageTokens:
         self.eos = int(self._tokens.eos_token_id)
         self.pad = self.eos if self._tokens.pad_token_id is None else int(self._tokens.pad_token_id)
         self.special = frozenset(self._tokens.all_special_ids)
+        # The begin of text, if the tokenizer puts it before a text. (A chat template writes it, or leaves it out.)
+        first, bos = self._tokens.encode("a")[:1], self._tokens.bos_token_id
+        self.begin = [int(bos)] if bos is not None and first == [bos] else []
         self.named_stops = frozenset(self._id_of(text, config) for text in config.stop_tokens)
         self.stops = self.named_stops | {self.eos} | self._generation_stops(path)
         # Special tokens as texts, the longest first: no text of an environment may contain them.
@@ -174,6 +178,8 @@ class PlainTokenizer:
         self.stops = tokens.named_stops | {tokens.eos}
         self.typed = tokens.mask(self.stops)
         self.decode = tokens.decode
+        # Tokens before the text of a prompt, as far as the settings say.
+        self.num_opening = len(tokens.begin) + len(tokens.encode(Opening.of(config, {}).as_text()))
 
     def begin(self, prompt: str, info: Mapping[str, Any] | None = None) -> "PlainDialogue":
         return PlainDialogue(self, Opening.of(self.config, info or {}).as_text(), prompt)
@@ -186,7 +192,8 @@ class PlainDialogue:
         self._tokenizer = tokenizer
         self._typed: list[int] = []
         self.num_cut = 0  # texts of the environment that were longer than obs_tokens
-        self.prompt_tokens = [*tokenizer.tokens.encode(opening), *self._read(prompt)]
+        tokens = tokenizer.tokens
+        self.prompt_tokens = [*tokens.begin, *tokens.encode(opening), *self._read(prompt)]
 
     @property
     def is_over(self) -> bool:

@@ -95,6 +95,12 @@ class HfSettings(TextSettings):
     chat_template_kwargs: dict[str, Any] = setting(
         meaning="more variables of the chat template, e.g. {enable_thinking:false}", factory=dict
     )
+    tool_calls: str = setting(
+        "auto",
+        "how a message names the action: by a call of a tool, in one of the forms of docs/text.md, or by a command. "
+        "auto: as the chat template writes a call of the environment's tools, else by a command",
+        choices=("auto", "command", "hermes", "llama3", "mistral", "qwen3_coder", "glm", "python"),
+    )
     stop_tokens: list[str] = setting(
         meaning="more tokens that end a turn, beside those of the tokenizer, its chat template and generation_config",
         factory=list,

@@ -98,7 +98,7 @@ def make_tokenizer(spec: EnvSpec, model: ModelSettings) -> Tokenizer:
     if isinstance(config, HfSettings):
         from ddppo.domains.text.conversations import language_tokenizer  # which builds on this file
 
-        return language_tokenizer(config)
+        return language_tokenizer(config, spec.tools or ())
     limits = {"turn_tokens": config.turn_tokens, "obs_tokens": config.obs_tokens}
     if spec.tokens is None:
         # A character has at least one byte: so many bytes never exceed the characters that the task accepts.
@@ -155,6 +155,7 @@ class BytesDialogue:
     def __init__(self, tokenizer: BytesTokenizer, prompt: str) -> None:
         self._tokenizer = tokenizer
         self._typed: list[int] = []
+        self.num_cut = 0
         self.prompt_tokens = self.observe(prompt)
 
     @property
@@ -174,4 +175,6 @@ class BytesDialogue:
         return text
 
     def observe(self, text: str) -> list[int]:
-        return [*text.encode(errors="replace")[: self._tokenizer.obs_tokens - 1], self._tokenizer.turn]
+        found, most = text.encode(errors="replace"), self._tokenizer.obs_tokens - 1
+        self.num_cut += len(found) > most
+        return [*found[:most], self._tokenizer.turn]

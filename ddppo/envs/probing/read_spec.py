@@ -51,6 +51,7 @@ from ddppo.envs.vec_env import (
     when_stepped,
 )
 from ddppo.errors import ConfigError
+from ddppo.spaces import tools_of
 
 Say = Callable[[str], None]  # takes a sentence
 
@@ -215,8 +216,12 @@ def _learn_text_spec(task: gym.Env, spec: EnvSpec, at: Say) -> EnvSpec:
         raise ConfigError(
             f"its attribute tokens is a {type(tokens).__name__}: it must be the import path of a tokenizer, a str"
         )
+    try:
+        tools = tools_of(getattr(task.unwrapped, "tools", None))
+    except ValueError as e:
+        raise ConfigError(f"its attribute tools: {e}") from e
     spaces = spaces_described(task.observation_space, task.action_space, has_mask=False)
-    return dataclasses.replace(spec, tokens=tokens, spaces=spaces, **_of_tasks(task))
+    return dataclasses.replace(spec, tokens=tokens, tools=tools, spaces=spaces, **_of_tasks(task))
 
 
 def _check_text(obs: Any) -> None:

@@ -1,5 +1,6 @@
 """Text as tokens: what a task of text says of itself, bytes, and a tokenizer of a task's own."""
 
+import json
 import sys
 
 import numpy as np
@@ -14,6 +15,7 @@ from ddppo.domains.text.tokenizers import BytesTokenizer, make_tokenizer
 from ddppo.envs.probing.probe import probe
 from ddppo.errors import ConfigError
 from ddppo.models.build import build_model
+from ddppo.serve.protocol import plain_spec, spec_of
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 from tests.domains.text.text_tasks import TIERS, RepeatEnv, WordTokenizer
 from tests.support import CHECKOUT
@@ -42,6 +44,14 @@ def test_the_probe_tells_of_a_task_of_text():
     assert not probe(EnvConfig(id="CartPole-v1")).is_text
 
 
+def test_the_tools_of_a_task_are_in_its_spec_and_pass_a_wire(monkeypatch):
+    tool = {"name": "say", "parameters": {"properties": {"word": {"type": "string"}}}}
+    monkeypatch.setattr(RepeatEnv, "tools", (tool,), raising=False)
+    spec = probe(EnvConfig(id=REPEAT))
+    assert spec.tools == [{"type": "function", "function": tool}]
+    assert spec_of(json.loads(json.dumps(plain_spec(spec)))) == spec
+
+
 @pytest.mark.parametrize("backend", ["pool", "batched", "gym_vector"])
 def test_text_is_stepped_by_no_backend_that_carries_arrays(backend):
     with pytest.raises(ConfigError, match=f"env.backend={backend}"):
@@ -53,13 +63,20 @@ def test_text_is_stepped_by_no_backend_that_carries_arrays(backend):
     [
         ({"action_space": Dict({"command": Text(9)})}, "action space Dict.* is not supported"),
         ({"tokens": 3}, "must be the import path"),
+        ({"tools": {"name": "cli"}}, "its attribute tools: .* is not a list of tools"),
+        ({"tools": [{"description": "no name"}]}, 'is not a tool: it needs a "name"'),
+        (
+            {"tools": [{"name": "cli", "parameters": {"properties": ["a"]}}]},
+            "of the tool cli are no JSON schema",
+        ),
+        ({"tools": [{"name": "cli", "description": b"x"}]}, "hold a value that JSON cannot"),
         ({"task_tiers": {}}, "must be a mapping"),
         ({"task_tiers": {"a": 1}}, "must be a mapping"),
     ],
 )
 def test_what_a_task_of_text_says_wrongly_of_itself_is_a_sentence(monkeypatch, attributes, said):
     for name, value in attributes.items():
-        monkeypatch.setattr(RepeatEnv, name, value)
+        monkeypatch.setattr(RepeatEnv, name, value, raising=False)
     with pytest.raises(ConfigError, match=said):
         probe(EnvConfig(id=REPEAT))
 
