@@ -33,6 +33,8 @@ _COLUMNS = (
     *("name", "task", "tier", "return", "advantage", "success", "ended by", "turns", "tokens"),
     "last line",  # of the policy
 )
+_BETWEEN = 3  # blanks between two columns
+_MOST_WIDE = 10_000  # columns of a terminal: rich narrows no column of a table that fits
 _ROUNDING = 1e-12
 _MOST_NAMED = 12  # values that a message lists
 # Characters that change what a terminal or browser shows around them: controls, and marks of writing direction.
@@ -205,20 +207,24 @@ def listed(records: Sequence[RolloutRecord], num_all: int, most: int, width: int
         )  # fmt: skip
         rows.append([visible(cell) for cell in cells])
     table = Table(box=SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False)
+    left = Console(
+        width=width
+    ).width  # for the last column, after the others, which keep the widths of their cells
     for name, *column in zip(_COLUMNS, *rows, strict=True):
-        # Every column but the last keeps the width of its cells.
-        least = None if name == _COLUMNS[-1] else max(map(len, (name, *column)))
+        of_column = max(map(len, (name, *column)))
+        if name == _COLUMNS[-1]:
+            of_column = max(len(name), min(of_column, left))
+        left -= of_column + _BETWEEN
         is_number = name in ("return", "advantage", "turns", "tokens")
-        table.add_column(
-            name, justify="right" if is_number else "left", no_wrap=True, overflow="ellipsis", min_width=least
-        )
+        justify: Any = "right" if is_number else "left"
+        table.add_column(name, justify=justify, no_wrap=True, overflow="ellipsis", width=of_column)
     for cells_of_row in rows:
         table.add_row(*map(Text, cells_of_row))
     is_cut = len(shown) < len(records)
     some = f", of which {len(shown)} are listed (most={len(records)} lists all)" if is_cut else ""
     fit = f"{len(records):,} of {num_all:,} rollouts fit" if len(records) < num_all else counted(records)
     output = io.StringIO()
-    Console(width=width, file=output, force_terminal=False).print(table)
+    Console(width=_MOST_WIDE, file=output, force_terminal=False).print(table)
     lines = [line.rstrip() for line in output.getvalue().rstrip().splitlines()]
     return "\n".join([f"{fit}{some}; name=<name> shows one in full", "", *lines])
 

@@ -200,6 +200,14 @@ def test_the_list_has_a_line_for_each_of_the_newest(tmp_path):
     assert [line.split()[0] for line in text.splitlines()[-2:]] == ["12.3", "e70.4"]
 
 
+def test_a_long_line_is_cut_at_the_width_of_the_terminal_and_takes_nothing_from_other_columns(tmp_path):
+    long = record(11, task="t" * 40, turns=[TurnRecord(None, "x" * 500, "", 0.0, 1)])
+    lines = view(RolloutsConfig(str(run_of(tmp_path, record(), long))), width=150).splitlines()
+    assert max(map(len, lines)) == 150
+    assert lines[-1].startswith(f"4.11   {'t' * 40}   warm-up")
+    assert lines[-1].endswith("x…")
+
+
 def test_a_rollout_in_full_shows_its_conversation_its_rewards_and_where_it_is_from():
     turns = [
         TurnRecord(
