@@ -5,7 +5,7 @@
    has the largest difference of a parameter, relative to the largest parameter.
 3. Speed: steps/s of the bench's workloads, and of environments that live on the device, eager and compiled.
 
-Everything is printed as Markdown, to be pasted into an issue.
+Everything is printed as Markdown, row by row, to be pasted into an issue.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import math
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,14 +41,17 @@ PATHS: dict[str, tuple[str, ...]] = {
     "DQN": ("env=cartpole", "algorithm=dqn", *_REPLAY),
     "SAC": ("env=pendulum", "algorithm=sac", *_REPLAY),
     "environments on the device": ("env=cartpole_device", *_SHORT),
-    "a compiled step": ("env=pendulum", "compile=torch", *_SHORT),
+    # Where the device can, kernels of acting and of minibatches are recorded.
+    "environments on the device, compiled": ("env=cartpole_device", "compile=torch", *_SHORT),
 }
 # A sampled action changes if the numbers it is drawn by change by rounding; then rollouts part. So the runs are short,
 # and a difference above this is called one.
 TOLERANCE = 1e-3
 _QUIET = ("log.progress=none", "log.tensorboard=false", "eval.final_episodes=0", "eval.every_steps=0")
 _RESIDENT = ("env=cartpole_device", "env.num_envs=4096", "ppo.rollout_steps=32")
-_LIMIT_S = 300.0  # of one short run
+_LIMIT_S = (
+    300.0  # of one short run; on a machine that does much else it may be too short, so it is no failure
+)
 
 
 @dataclass(slots=True)
@@ -75,12 +78,13 @@ def device_check(options: DeviceCheckConfig) -> bool:
     about = _about(kind, num_devices)
     print("\n".join(f"{name}: {text}" for name, text in about.items()), flush=True)
     # 2. Paths.
-    rows = [_try_path(name, overrides, device, num_devices) for name, overrides in PATHS.items()]
-    print(f"\n{paths_table(rows, device)}", flush=True)
+    print(f"\n{_paths_head(device)}", flush=True)
+    rows = []
+    for name, overrides in PATHS.items():
+        rows.append(_try_path(name, overrides, device, num_devices))
+        print(_path_row(rows[-1]), flush=True)
     # 3. Speeds.
     speeds = _speeds(device, num_devices, options.seconds) if options.speed else {}
-    if speeds:
-        print(f"\n{speed_table(speeds)}", flush=True)
     if options.out is not None:
         found = {"about": about, "paths": rows, "speeds": speeds}
         Path(options.out).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
@@ -113,7 +117,9 @@ def _about(kind: str, num_devices: int) -> dict[str, str]:
 
 def _try_path(name: str, overrides: Sequence[str], device: str, num_devices: int) -> dict[str, Any]:
     """Train on the CPU, and on the device if it is another; return a row of the table."""
-    row: dict[str, Any] = {"path": name, "difference": None, "differs": False, "failed": None}
+    row: dict[str, Any] = {
+        "path": name, "difference": None, "differs": False, "failed": None, "unfinished": None,
+    }  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="ddppo-check-") as folder:
         commands = {"cpu": (*overrides, "device=cpu")}
         if device != "cpu":
@@ -124,6 +130,8 @@ def _try_path(name: str, overrides: Sequence[str], device: str, num_devices: int
             commands[device] = (*overrides, f"device={device}", *shares)
         try:
             parameters = [_trained(command, Path(folder) / place) for place, command in commands.items()]
+        except subprocess.TimeoutExpired:
+            return row | {"unfinished": f"it took longer than {_LIMIT_S:.0f} s: is the machine busy?"}
         except TrainingError as e:
             return row | {"failed": str(e)}
     if len(parameters) == 2:
@@ -133,21 +141,21 @@ def _try_path(name: str, overrides: Sequence[str], device: str, num_devices: int
 
 
 def _trained(overrides: Sequence[str], run_dir: Path) -> dict[str, Any]:
-    """Train, and return the parameters of the last checkpoint. Raises TrainingError with the run's last line."""
+    """Train, and return the parameters of the last checkpoint.
+
+    Raises TrainingError with the run's last line, or subprocess.TimeoutExpired.
+    """
     from ddppo.records import checkpoint
 
     command = [sys.executable, "-m", "ddppo.train", *_QUIET, *overrides, f"hydra.run.dir={run_dir}"]
-    try:
-        found = subprocess.run(
-            command,
-            env=this_code().environ(),
-            cwd=run_dir.parent,
-            capture_output=True,
-            text=True,
-            timeout=_LIMIT_S,
-        )
-    except subprocess.TimeoutExpired as e:
-        raise TrainingError(f"it took longer than {_LIMIT_S:.0f} s") from e
+    found = subprocess.run(
+        command,
+        env=this_code().environ(),
+        cwd=run_dir.parent,
+        capture_output=True,
+        text=True,
+        timeout=_LIMIT_S,
+    )
     if found.returncode:
         lines = found.stderr.strip().splitlines() or [f"exit code {found.returncode}"]
         raise TrainingError(lines[-1].removeprefix("error: "))
@@ -162,25 +170,27 @@ def difference(one: dict[str, Any], other: dict[str, Any]) -> float:
     return most / largest if largest else math.nan
 
 
-def paths_table(rows: Sequence[dict[str, Any]], device: str) -> str:
-    """Return the table of paths as Markdown."""
+def _paths_head(device: str) -> str:
     column = "runs on the CPU" if device == "cpu" else f"CPU against device={device}"
-    lines = [f"| path | {column} |", "|---|---|"]
-    for row in rows:
-        text = "yes"
-        if row["failed"] is not None:
-            text = f"**failed**: {row['failed']}"
-        elif row["difference"] is not None:
-            text = f"{'**differs** ' if row['differs'] else ''}{row['difference']:.1e}"
-        lines.append(f"| {row['path']} | {text} |")
-    return "\n".join(lines)
+    return f"| path | {column} |\n|---|---|"
+
+
+def _path_row(row: dict[str, Any]) -> str:
+    text = "yes"
+    if row["failed"] is not None:
+        text = f"**failed**: {row['failed']}"
+    elif row["unfinished"] is not None:
+        text = f"**unfinished**: {row['unfinished']}"
+    elif row["difference"] is not None:
+        text = f"{'**differs** ' if row['differs'] else ''}{row['difference']:.1e}"
+    return f"| {row['path']} | {text} |"
 
 
 # -- Speeds.
 
 
 def _speeds(device: str, num_devices: int, seconds: float) -> dict[str, dict[str, float | str]]:
-    """Return steps/s, or why there are none, by row and column."""
+    """Print the table of steps/s row by row; return the numbers, or why there are none, by row and column."""
     found: dict[str, dict[str, float | str]] = {}
     workloads = {name: fixed(name) for name in ("W1", "W2", "W3", "W4")}
     tasks = {
@@ -198,6 +208,7 @@ def _speeds(device: str, num_devices: int, seconds: float) -> dict[str, dict[str
             f"device={device}", "compile=off", f"dist.world_size={num_devices}", "scaling=weak"
         )  # fmt: skip
     clock = Clock(1.0, seconds)
+    print(f"\n{_speed_head(columns)}", flush=True)
     for task, overrides in tasks.items():
         found[task] = {}
         for column, more in columns.items():
@@ -208,14 +219,15 @@ def _speeds(device: str, num_devices: int, seconds: float) -> dict[str, dict[str
                 found[task][column] = run["fps"]
             except (ConfigError, TrainingError) as e:
                 found[task][column] = str(e).splitlines()[-1]
+        print(_speed_row(task, found[task]), flush=True)
     return found
 
 
-def speed_table(speeds: dict[str, dict[str, float | str]]) -> str:
-    """Return steps/s as Markdown."""
-    columns = list(next(iter(speeds.values())))
-    lines = [f"| steps/s | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
-    for task, row in speeds.items():
-        cells = [f"{x:,.0f}" if isinstance(x, float) else f"**failed**: {x}" for x in row.values()]
-        lines.append(f"| {task} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+def _speed_head(columns: Iterable[str]) -> str:
+    names = list(columns)
+    return f"| steps/s | {' | '.join(names)} |\n|---|{'---|' * len(names)}"
+
+
+def _speed_row(task: str, row: dict[str, float | str]) -> str:
+    cells = [f"{x:,.0f}" if isinstance(x, float) else f"**failed**: {x}" for x in row.values()]
+    return f"| {task} | {' | '.join(cells)} |"

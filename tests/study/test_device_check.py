@@ -9,7 +9,7 @@ import torch
 
 from ddppo.errors import ConfigError
 from ddppo.study import device_check
-from ddppo.study.device_check import DeviceCheckConfig, difference, paths_table, speed_table
+from ddppo.study.device_check import DeviceCheckConfig, difference
 from tests.support import CHECKOUT
 
 
@@ -27,12 +27,15 @@ def test_a_parameter_that_is_not_finite_differs():
 
 def test_the_table_has_a_row_for_each_path_and_names_what_failed_or_differs():
     def row(**others):
-        return {"path": "a path", "difference": None, "differs": False, "failed": None, **others}
+        unknown = dict.fromkeys(("difference", "failed", "unfinished"))
+        return {"path": "a path", "differs": False, **unknown, **others}
 
     rows = [row(), row(difference=2e-7), row(difference=0.3, differs=True), row(failed="no such kernel")]
-    assert paths_table(rows, "cuda").splitlines() == [
+    assert device_check._paths_head("cuda").splitlines() == [
         "| path | CPU against device=cuda |",
         "|---|---|",
+    ]
+    assert list(map(device_check._path_row, rows)) == [
         "| a path | yes |",
         "| a path | 2.0e-07 |",
         "| a path | **differs** 3.0e-01 |",
@@ -42,9 +45,11 @@ def test_the_table_has_a_row_for_each_path_and_names_what_failed_or_differs():
 
 def test_speeds_are_rows_by_task_and_columns_by_device():
     speeds = {"W1": {"cpu": 61234.5, "cuda": 8000.0}, "W2": {"cpu": 2e5, "cuda": "no such kernel"}}
-    assert speed_table(speeds).splitlines() == [
+    assert device_check._speed_head(speeds["W1"]).splitlines() == [
         "| steps/s | cpu | cuda |",
         "|---|---|---|",
+    ]
+    assert [device_check._speed_row(task, row) for task, row in speeds.items()] == [
         "| W1 | 61,234 | 8,000 |",
         "| W2 | 200,000 | **failed**: no such kernel |",
     ]
@@ -85,6 +90,16 @@ def test_a_path_that_fails_makes_the_check_fail_and_shows_its_message(tmp_path, 
     assert "| one that runs | yes |" in printed
     assert "| one that cannot | **failed**: " in printed
     assert json.loads(out.read_text())["paths"][0]["failed"] is None
+
+
+def test_a_run_that_a_busy_machine_does_not_finish_in_time_is_no_failure(monkeypatch, capsys):
+    monkeypatch.setattr(device_check, "PATHS", {"a slow one": ("env=cartpole",)})
+    monkeypatch.setattr(device_check, "_LIMIT_S", 0.01)
+    assert device_check.device_check(DeviceCheckConfig(device="cpu", speed=False))
+    assert (
+        "| a slow one | **unfinished**: it took longer than 0 s: is the machine busy? |"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.slow
