@@ -6,7 +6,7 @@ PROCESSES ?= 3
 PYTEST := $(PY) -m pytest -n $(PROCESSES) --no-loadscope-reorder
 .DEFAULT_GOAL := help
 
-.PHONY: help train check test test-all test-jax package bench-check docs lint format slurm-up slurm-down clean
+.PHONY: help train check test test-all test-jax test-chat package bench-check docs lint format slurm-up slurm-down clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -41,6 +41,10 @@ test-jax: .venv/.installed  ## try the adapters of simulators in JAX, with gymna
 	build/jax/bin/pip install --quiet --disable-pip-version-check --no-deps -r tests/device/jax.lock
 	PYTHONPATH="$$($(PY) -c "import sysconfig; print(sysconfig.get_path('purelib'))")" \
 	  build/jax/bin/python -m pytest -n 0 tests/device/test_jax_simulators.py
+
+test-chat: .venv/.installed  ## try the chat templates of real models, from the wheel of trl without what it needs (1 MB)
+	.venv/bin/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target build/trl trl==1.16.0
+	PYTHONPATH=build/trl $(PY) -m pytest -n 0 tests/domains/text/test_chat_templates.py
 
 package: .venv/.installed  ## build the wheel, and try it in an environment of its own, away from here
 	$(PY) -m pytest tests/package

@@ -154,8 +154,9 @@ class ChatTemplate:
         if not longer.startswith(shorter):
             raise ConfigError(
                 f"{self._name} does not preserve prefixes: it renders earlier messages differently once others follow, "
-                "so a turn cannot be learned from the text it was sampled from; use a template for training as "
-                "model.chat_template, or model.chat=text"
+                "so a turn cannot be learned from the text it was sampled from; try "
+                "model.chat_template_kwargs={enable_thinking:false}, give a template for training as "
+                "model.chat_template, or use model.chat=text"
             )
         self._check_has(turns, _MARK, mark)
         return after
