@@ -1,10 +1,11 @@
 """How often does a model solve each task? Plays sampled episodes, and writes successes and dialogues as JSON.
 
-PYTHONPATH=. .venv/bin/python experiments/real_model/success.py out=before.json episodes=8 env=cloud ppo=cloud model=hf \
-    model.hf_path=/tmp/smollm2          # or run=<run folder> for what a run has learned, and its settings
+python experiments/real_model/success.py out=first.json episodes=8 env=cloud model=hf model.hf_path=/tmp/smollm2 ...
+python experiments/real_model/success.py out=grpo.json episodes=8 run=/tmp/grpo env=cloud model=hf ...
 
-All other words are settings of `ddppo.train`: which tasks, how many turns and tokens. `env.num_envs` episodes are
-played side by side. Tokens are sampled as in training; with `greedy=true` the likeliest are typed, one episode a task.
+All words but those of `OWN` are settings of `ddppo.train`: which tasks, how many turns and tokens. With `run`, the model
+is that of a run folder. `env.num_envs` episodes are played side by side. Tokens are sampled as in training; with
+`greedy=true` the likeliest are typed, one episode a task. learning.sh has the commands of the experiment.
 """
 
 import json

@@ -1,7 +1,7 @@
 """A short supervised start: learn the solutions of some tasks, and write the model as a folder for model.hf_path.
 
-PYTHONPATH=. .venv/bin/python experiments/real_model/supervised.py out=/tmp/smollm2_started epochs=5 \
-    env=cloud ppo=cloud model=hf model.hf_path=/tmp/smollm2
+python experiments/real_model/supervised.py out=/tmp/smollm2_started env=cloud ppo=cloud model=hf \
+    model.hf_path=/tmp/smollm2
 
 All words but those of `OWN` are settings of `ddppo.train`, so that the model reads a solution in the same tokens in
 which it types in training. Each task is demonstrated twice: its solution is typed at once, and after three hints, the
@@ -27,7 +27,7 @@ from ddppo.envs.probing.probe import probe
 from ddppo.launch.arguments import composed
 from ddppo.models.build import build_model
 
-OWN = {"out": "", "epochs": "5", "learning_rate": "2e-5", "batch": "4", "seed": "0"}
+OWN = {"out": "", "epochs": "7", "learning_rate": "2e-5", "batch": "4", "seed": "0"}
 HINTS = (0, 3)  # hints before the solution, in the two demonstrations of a task
 TASKS = yaml.safe_load((Path(__file__).parent / "tasks.yaml").read_text())
 
