@@ -337,9 +337,8 @@ def read_rollouts(run_dir: Path) -> list[RolloutRecord]:
 
 def _records_in(path: Path) -> list[RolloutRecord]:
     records = []
-    for number, line in enumerate(
-        path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1], start=1
-    ):
+    text = path.read_text(encoding="utf-8", errors="replace").removesuffix("\n")
+    for number, line in enumerate(text.split("\n"), start=1):  # a text may hold other ends of lines
         try:
             records.append(_record(json.loads(line)))
         except (ValueError, TypeError, KeyError, AttributeError):

@@ -125,6 +125,13 @@ def test_a_broken_line_is_left_out_with_a_warning_that_names_it(tmp_path, capsys
         )
 
 
+def test_a_line_that_a_full_disk_cut_is_named_too(tmp_path, capsys):
+    path = run_of(tmp_path, record()) / "rollouts/rank_0/iteration_00000004.jsonl"
+    path.write_text(path.read_text()[:-9])
+    assert read_rollouts(tmp_path) == []
+    assert "line 1 is no record of a rollout: it is left out" in capsys.readouterr().err
+
+
 def test_a_field_of_a_later_version_is_no_fault(tmp_path):
     path = run_of(tmp_path, record()) / "rollouts/rank_0/iteration_00000004.jsonl"
     line = json.loads(path.read_text())
