@@ -43,9 +43,9 @@ def _tags(address: Address, given: Any) -> Facts:
 
 
 @functools.lru_cache(maxsize=256)
-def _document(text: str | bytes | None) -> Any:
-    """Return the meaning of a policy, or its text if it has none."""
-    found = policy(text)
+def _document(text: str | bytes | None, own: str = "") -> Any:
+    """Return the meaning of a policy, or its text if it has none. `own` is the ARN of its only resource."""
+    found = policy(text, own)
     return str(text) if found is None and text else found
 
 
@@ -68,7 +68,8 @@ def _s3(backend: Any) -> Facts:
         yield from _tags(at, backend.tagger.get_tag_dict_for_resource(bucket.arn))
         # A bucket whose versioning was suspended keeps no versions, as a new one.
         yield from _unless(None, (*at, "versioning"), bucket.is_versioned or None)
-        yield from _unless(None, (*at, "policy"), _document(bucket.policy))
+        if bucket.policy:
+            yield (*at, "policy"), _document(bucket.policy)
         yield from _unless(AES256, (*at, "encryption"), settings((bucket.encryption or {}).get("Rule")))
         flags = vars(bucket.public_access_block) if bucket.public_access_block else {}
         for flag, value in flags.items():
@@ -192,7 +193,7 @@ def _sqs(backend: Any) -> Facts:
             yield from _unless(default, (*at, attribute), held.get(attribute))
         if held["MaximumMessageSize"] not in LARGEST:
             yield (*at, "MaximumMessageSize"), held["MaximumMessageSize"]
-        yield from _unless(None, (*at, "Policy"), _document(held.get("Policy")))
+        yield from _unless(None, (*at, "Policy"), _document(held.get("Policy"), queue.queue_arn))
         yield from _unless(None, (*at, "RedrivePolicy"), settings(held.get("RedrivePolicy")))
         allowed = settings(getattr(queue, "redrive_allow_policy", None))
         yield from _unless(settings({"redrivePermission": "allowAll"}), (*at, "RedriveAllowPolicy"), allowed)
@@ -213,7 +214,8 @@ def _sns(backend: Any) -> Facts:
             yield from _unless(None, (*at, attribute), value)
         yield from _unless(False, (*at, "FifoTopic"), str(topic.fifo_topic).lower() == "true")
         own = topic._create_default_topic_policy(backend.region_name, topic.account_id, topic.name)
-        yield from _unless(_document(json.dumps(own)), (*at, "Policy"), _document(topic.policy))
+        default = _document(json.dumps(own), topic.arn)
+        yield from _unless(default, (*at, "Policy"), _document(topic.policy, topic.arn))
     for one in backend.subscriptions.values():
         on: Address = ("topic", one.topic.name, "subscription", f"{one.protocol} {one.endpoint}")
         yield on, True

@@ -27,8 +27,10 @@ Part = tuple[
 Atom = tuple[str, Part, Part, Part, frozenset[Any]]  # effect, principal, action, resource, conditions
 
 
-def policy(document: Any) -> frozenset[Atom] | None:
+def policy(document: Any, own: str = "") -> frozenset[Atom] | None:
     """Return the atoms of a policy: one for each effect, principal, action and resource, with its conditions.
+
+    `own` is the ARN of the only resource that the policy is for, as that of a queue or a topic is.
 
         atoms = union over statements of {Effect} x Principal x Action x Resource x {Condition}
 
@@ -43,7 +45,7 @@ def policy(document: Any) -> frozenset[Atom] | None:
     statements = given["Statement"] if isinstance(given["Statement"], list) else [given["Statement"]]
     atoms: set[Atom] = set()
     for statement in statements:
-        found = _atoms(statement)
+        found = _atoms(statement, own)
         if found is None:
             return None
         atoms |= found
@@ -52,7 +54,7 @@ def policy(document: Any) -> frozenset[Atom] | None:
     return _uncovered(atoms, _atom_covers)
 
 
-def _atoms(statement: Any) -> set[Atom] | None:
+def _atoms(statement: Any, own: str) -> set[Atom] | None:
     """Return the atoms of one statement, or None if it breaks the grammar."""
     if not isinstance(statement, Mapping) or set(statement) - ELEMENTS:
         return None
@@ -64,6 +66,10 @@ def _atoms(statement: Any) -> set[Atom] | None:
     principals, actions, resources = (_part(statement, part) for part in PARTS)
     if conditions is None or principals is None or actions is None or resources is None:
         return None
+    if own:
+        # Whether the statement is for this resource is all that its resources say.
+        matched = any(_part_covers(("Resource", text), ("Resource", own)) for text in _texts_in(resources))
+        resources = {("Resource", own)} if matched is ("NotResource" not in statement) else set()
     return {
         (statement["Effect"], principal, action, resource, conditions)
         for principal in principals
@@ -85,6 +91,13 @@ def _part(statement: Mapping[str, Any], part: str) -> set[Part] | None:
         return {(part, None)}
     found = read(statement[part])
     return None if not found else {(part, value) for value in found}
+
+
+def _texts_in(parts: set[Part]) -> set[str]:
+    """Return the texts in an element, negated or not."""
+    return {
+        text for _, value in parts for text in (value if isinstance(value, frozenset) else {value}) if text
+    }
 
 
 def _texts(given: Any) -> set[str] | None:
