@@ -309,8 +309,11 @@ def test_a_turn_without_an_action_is_answered_and_steps_no_environment(chatml):
         GenerationSettings(400, max_turns=4, reward_weights={"right": 1.0}), first_env=0,
         device=torch.device("cpu"), dtype=torch.float64,
     )  # fmt: skip
-    # The first environment gets an empty message in its first two turns, and a word in all others.
-    script = {0: ["<|im_end|>", "\n<|im_end|>", "up<|im_end|>", "up<|im_end|>"], 1: ["up<|im_end|>"] * 2}
+    # Messages without a command first: in the first turn from both environments, so that none steps then.
+    script = {
+        0: ["<|im_end|>", "\n<|im_end|>", "up<|im_end|>", "up<|im_end|>"],
+        1: ["<|im_end|>", "up<|im_end|>", "up<|im_end|>"],
+    }
     queues = {env: [list(tokenizer.tokens.encode(turn)) for turn in each] for env, each in script.items()}
 
     def choose(params, allowed, noise, envs):
@@ -320,6 +323,8 @@ def test_a_turn_without_an_action_is_answered_and_steps_no_environment(chatml):
             queues[env] = [turn for turn in queues[env] if turn]
         return np.array(chosen), allowed
 
+    ready, num_stepping = turns.ready, []
+    turns.ready = lambda wait_s: num_stepping.append(collector._num_stepping) or ready(wait_s)
     collector._choose = choose
     collector._reward = lambda turn: turn.reward
     collector.reset([1, 2], [{"task": "up"}] * 2)
@@ -329,7 +334,9 @@ def test_a_turn_without_an_action_is_answered_and_steps_no_environment(chatml):
     error = "error: the message has no command: write one command on its first line"
     assert [said for said, *_ in first.answers] == [error, error, "right again", "right again"]
     assert [failed for *_, failed in first.answers] == [True, True, None, None]
-    assert second.actions == ["up", "up"]
+    assert second.actions == [None, "up", "up"]
+    # Turns over ranks end all episodes by a call of `ready` without a busy environment: the last one alone.
+    assert num_stepping == [2, 1, 2, 1, 0]
     assert collector.achieved.tolist() == [1.0, 1.0]
     turns.close()
 
