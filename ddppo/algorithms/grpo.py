@@ -11,7 +11,7 @@ if the task has no text, it is an action.
     GRPO                the algorithm, made of the above
 
 Sources: GRPO, Shao et al. 2024, arXiv:2402.03300; Dr. GRPO, Liu et al. 2025, arXiv:2503.20783; DAPO, Yu et al. 2025,
-arXiv:2503.14476.
+arXiv:2503.14476; GSPO, Zheng et al. 2025, arXiv:2507.18071. The loss of a sample is in ppo/losses.py.
 """
 
 from collections.abc import Callable
@@ -23,14 +23,23 @@ from ddppo.algorithms.contract import Algorithm
 from ddppo.collectives.group import Group
 from ddppo.config.algorithm_settings import GrpoSettings
 from ddppo.envs.vec_env import End
+from ddppo.errors import TrainingError
 from ddppo.models.actor_critic import ActorCritic, EvaluateActions
 from ddppo.models.distributions import ActionDistribution
 from ddppo.ppo.advantages import Estimates
 from ddppo.ppo.collector import Collector
 from ddppo.ppo.learner import GradientSync, Learner, Normalizers
-from ddppo.ppo.minibatches import MinibatchSource, outputs
+from ddppo.ppo.losses import (
+    Coefficients,
+    PolicyLoss,
+    cispo_loss,
+    clipped_surrogate_loss,
+    is_clipped,
+    sequence_log_ratio,
+)
+from ddppo.ppo.minibatches import EpisodeBatch, Minibatch, MinibatchSource, outputs
 from ddppo.ppo.normalization import Gather, merge_moments
-from ddppo.ppo.rollout import ENDS, FinishedEpisode, Rollout, Transitions
+from ddppo.ppo.rollout import CUTS, ENDS, FinishedEpisode, Rollout, Transitions
 from ddppo.scaling import BatchShape
 from ddppo.spaces import each
 
@@ -194,20 +203,31 @@ def group_advantages(
     valid: torch.Tensor,
     merged: torch.Tensor,
     *,
-    divide_by_std: bool = True,
+    scale_by: str = "group",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return advantages `[n]` of this rank's rollouts, and `[n]` bool whether each is used; unused ones have 0.
 
-    A_i = (r_i - mean(r)) / std(r) over the group of i (GRPO, section 4.1.2), with the population's std. Without
-    `divide_by_std` A_i = r_i - mean(r) (Dr. GRPO, section 3: dividing favours tasks that are nearly always, or nearly
-    never, achieved). Failed rollouts and groups without spread are not used. merged: statistics `[6, K]` of all ranks.
+    A_i = (r_i - mean(r)) / scale, with the mean over the group of i. Deviations are of the population, divided by n.
+    scale_by is one of
+
+    "group": scale = std(r) over the group of i (GRPO, section 4.1.2);
+    "batch": scale = std(r) over the rollouts of all groups, which are not centred by group (Liu et al. 2025,
+    arXiv:2508.08221, and TRL's scale_rewards="batch");
+    "none": scale = 1 (Dr. GRPO, section 3: dividing favours tasks that are nearly always, or nearly never, achieved).
+
+    Failed rollouts and groups without spread are not used. merged: statistics `[6, K]` of all ranks.
     """
     count, mean, squares, *_ = merged
     used = valid & has_spread(merged)[groups]
     advantages = returns.double() - mean[groups]
-    if divide_by_std:
+    if scale_by == "group":
         std = (squares / count.clamp(min=1)).sqrt()
         advantages = advantages / std[groups]
+    elif scale_by == "batch":
+        num, _, of_all = merge_moments(merged[:3].T.unsqueeze(2))  # [K, 3, 1] -> [3, 1]
+        advantages = advantages / (of_all / num.clamp(min=1)).sqrt()
+    else:
+        assert scale_by == "none", scale_by
     return torch.where(used, advantages, 0.0).to(returns.dtype), used
 
 
@@ -235,10 +255,25 @@ def token_weights(
     return weights, used.to(dtype).expand(own.shape)
 
 
+_CUTS = tuple(ENDS.index(word) for word in CUTS)
+
+
+def is_cut(rollout: Rollout) -> torch.Tensor:
+    """Return whether each rollout was cut by the limits of training, `[n]` bool. A time limit of the task cuts none."""
+    if rollout.ended_by is None:
+        raise TrainingError(
+            "ppo.mask_truncated=true: the model's collector does not say why its rollouts ended (Rollout.ended_by): "
+            "leave it out, or let the collector say so"
+        )
+    return torch.isin(rollout.ended_by, torch.tensor(_CUTS, device=rollout.ended_by.device))
+
+
 class GroupRelative:
     """Compares the return of a whole rollout with the returns of its group: one advantage for all its tokens.
 
-    The environment with global index i is in group i // ppo.group_size. A failed rollout has no valid row.
+    The environment with global index i is in group i // ppo.group_size. A failed rollout has no valid row. With
+    ppo.mask_truncated, rollouts that were cut have no weight in the loss, and count in their groups (as TRL's
+    mask_truncated_completions; DAPO, section 3.4, "overlong filtering").
     """
 
     learns_values = False
@@ -270,9 +305,9 @@ class GroupRelative:
         all_ranks = self.gather(own.flatten().cpu()).unflatten(1, own.shape)  # [W, 6 * K] -> [W, 6, K]
         merged = merge_group_statistics(all_ranks).to(rewards.device)
         # 3. Advantages, and the weight of each token in the loss.
-        advantages, used = group_advantages(
-            returns, groups, succeeded, merged, divide_by_std=config.divide_by_std
-        )
+        advantages, used = group_advantages(returns, groups, succeeded, merged, scale_by=config.scale_by)
+        if config.mask_truncated:
+            used = used & ~is_cut(rollout)
         dtype = rollout.logprobs.dtype
         weights, counts = token_weights(valid, used, dtype, mean_over=config.token_mean)
         return Estimates(
@@ -344,6 +379,8 @@ class Reference:
 class GrpoLearner(Learner):
     """PPO's learner with group-relative advantages and no value function; with ppo.kl_coef, a reference policy."""
 
+    config: GrpoSettings
+
     def __init__(
         self,
         config: GrpoSettings,
@@ -359,6 +396,40 @@ class GrpoLearner(Learner):
         self.estimator = GroupRelative(config, shape.num_envs, first_env, group.gather)
         if config.kl_coef:
             self.reference = Reference(self.parameters, model.distribution, EvaluateActions(model))
+        if config.ratio == "sequence":  # minibatches are made of whole rollouts
+            self.num_sequences = 1
+
+    def surrogate(
+        self,
+        logprobs: torch.Tensor,
+        log_ratio: torch.Tensor,
+        minibatch: Minibatch,
+        coefficients: Coefficients,
+    ) -> PolicyLoss:
+        """Return the loss of the policy by ppo.ratio and ppo.loss, and how many samples are clipped on either side.
+
+        Clipped, here, are samples without a gradient: w < 1 - eps with A < 0, or w > 1 + eps_high with A > 0. (With
+        cispo none is; the second number counts the samples whose weight was cut.)
+        """
+        advantages, low, high = minibatch["advantages"], coefficients.clip, coefficients.clip_high
+        if self.config.ratio == "sequence":
+            rollouts, _ = minibatch["places"]
+            log_ratio = sequence_log_ratio(log_ratio, rollouts, self.shape.local_num_envs)
+        above = log_ratio.expm1() > (low if high is None else high)
+        if self.config.loss == "cispo":
+            loss = cispo_loss(log_ratio, logprobs, advantages, clip_coef_high=low if high is None else high)
+            is_low, is_high = torch.zeros_like(above), above
+            clipped = above
+        else:
+            loss = clipped_surrogate_loss(log_ratio, advantages, clip_coef=low, clip_coef_high=high)
+            is_low, is_high = (log_ratio.expm1() < -low) & (advantages < 0), above & (advantages > 0)
+            clipped = is_clipped(log_ratio, clip_coef=low, clip_coef_high=high)
+        return PolicyLoss(loss, clipped, (is_low.to(loss.dtype), is_high.to(loss.dtype)))
+
+    def _source(self, rollout: Rollout, estimates: Estimates, *, apart: bool) -> MinibatchSource:
+        if self.config.ratio == "sequence" and self.model.minibatch_class is None:
+            return EpisodeBatch(rollout, estimates)
+        return super()._source(rollout, estimates, apart=apart)
 
 
 class GRPO(Algorithm):

@@ -223,6 +223,15 @@ class SurrogateSettings(TrainingSettings):
     def kl_coef(self) -> float:
         return 0.0
 
+    @property
+    def clip_coef_high(self) -> float | None:
+        return None
+
+    @property
+    def more_statistics(self) -> tuple[str, ...]:
+        """Names of statistics of the policy's loss, beside those of PPO (ppo/losses.py)."""
+        return ()
+
 
 @dataclass(slots=True)
 class PPOSettings(SurrogateSettings):
@@ -241,7 +250,11 @@ class PPOSettings(SurrogateSettings):
     normalize_rewards: bool = setting(False, "scale rewards by the running deviation of discounted returns")
 
     def check_run(self, config: "Config", shape: BatchShape) -> None:
-        _check_scale(self, "normalize_rewards", divides=self.normalize_rewards)
+        if self.reward_scale != 1.0 and self.normalize_rewards and self.reward_clip is None:
+            raise ConfigError(
+                f"ppo.reward_scale={self.reward_scale} has no effect with ppo.normalize_rewards=true, which divides by "
+                "a deviation that grows by the same factor: set ppo.normalize_rewards=false, or leave the scale out"
+            )
         # Over one sample all advantages would be 0.
         num_envs = shape.fewest_envs if self.normalize_advantages == "local" else shape.num_envs
         samples = num_envs * shape.rollout_steps
@@ -264,8 +277,35 @@ class GrpoSettings(SurrogateSettings):
     """Advantages from the returns of a group of rollouts with one seed, and no value function."""
 
     algorithm: str = setting("grpo", "this algorithm's")
-    divide_by_std: bool = setting(
-        True, "divide advantages by the group's standard deviation; false is Dr. GRPO's way"
+    # Advantages: A_i = (r_i - mean over the group) / scale.
+    scale_by: str = setting(
+        "group",
+        "what divides r - mean of a group: the standard deviation of returns in the group (group, GRPO's way), "
+        "that of the returns of all groups (batch), or nothing (none, Dr. GRPO's way)",
+        choices=("group", "batch", "none"),
+    )
+    mask_truncated: bool = setting(
+        False,
+        "rollouts cut by rollout_steps, env.max_turns or a prompt that does not fit are not learned from; their "
+        "returns count in the mean and deviation of their group",
+    )
+    # The loss of a token or step, and its mean.
+    loss: str = setting(
+        "clip",
+        "clip: -min(w A, clip(w, 1 - clip_coef, 1 + clip_coef_high) A); cispo: -min(w, 1 + clip_coef_high) A log pi, "
+        "with no gradient through w; w is the ratio",
+        choices=("clip", "cispo"),
+    )
+    clip_coef_high: float | None = setting(
+        None,
+        "range of the ratio above 1, which clip_schedule changes too; null is clip_coef. DAPO's is 0.28",
+        above=0,
+    )
+    ratio: str = setting(
+        "token",
+        "the ratio w = pi / pi_old of each token or step (token), or of the whole rollout, as the geometric mean over "
+        "its tokens (sequence, GSPO's way, with token_mean=episodes and clip_coef near 3e-4)",
+        choices=("token", "sequence"),
     )
     token_mean: str = setting(
         "tokens",
@@ -280,15 +320,38 @@ class GrpoSettings(SurrogateSettings):
         low=0,
     )
 
+    @property
+    def more_statistics(self) -> tuple[str, ...]:
+        return ("clip_fraction_low", "clip_fraction_high")
+
     def check(self) -> None:
         if self.group_size < 2:
             raise ConfigError(
                 f"ppo.group_size={self.group_size} with ppo.algorithm=grpo: a single rollout cannot be compared with "
                 "others: use at least 2"
             )
-        _check_scale(self, "divide_by_std", divides=self.divide_by_std)
+        if self.reward_scale != 1.0 and self.scale_by != "none" and self.reward_clip is None:
+            raise ConfigError(
+                f"ppo.reward_scale={self.reward_scale} has no effect with ppo.scale_by={self.scale_by}, which divides "
+                "by a deviation that grows by the same factor: set ppo.scale_by=none, or leave the scale out"
+            )
+        if self.ratio == "sequence" and self.token_mean != "episodes":
+            raise ConfigError(
+                f"ppo.ratio=sequence with ppo.token_mean={self.token_mean}: all tokens of a rollout have one ratio, "
+                "and long rollouts would weigh more: use ppo.token_mean=episodes"
+            )
+        if self.ratio == "sequence" and self.loss == "cispo":
+            raise ConfigError(
+                "ppo.loss=cispo with ppo.ratio=sequence: cispo weighs each token by its own ratio: use "
+                "ppo.ratio=token, or ppo.loss=clip"
+            )
 
     def check_run(self, config: "Config", shape: BatchShape) -> None:
+        if self.ratio == "sequence" and shape.num_minibatches > shape.num_envs:
+            raise ConfigError(
+                f"ppo.num_minibatches={shape.num_minibatches} with ppo.ratio=sequence: a minibatch consists of whole "
+                f"rollouts, and there are {shape.num_envs}: use at most {shape.num_envs}"
+            )
         if config.compile in ("on", "torch"):
             raise ConfigError(
                 f"compile={config.compile} with ppo.algorithm=grpo: the loss of groups is not compiled: use "
@@ -300,14 +363,6 @@ class GrpoSettings(SurrogateSettings):
                 "rollouts of a group cannot share a seed: use env.backend=sync"
             )
         check_groups(config, shape, "ppo.algorithm=grpo", "groups")
-
-
-def _check_scale(ppo: SurrogateSettings, name: str, *, divides: bool) -> None:
-    if ppo.reward_scale != 1.0 and divides and ppo.reward_clip is None:
-        raise ConfigError(
-            f"ppo.reward_scale={ppo.reward_scale} has no effect with ppo.{name}=true, which divides by a deviation "
-            f"that grows by the same factor: set ppo.{name}=false, or leave the scale out"
-        )
 
 
 def check_groups(config: "Config", shape: BatchShape, why: str, kind: str) -> None:

@@ -150,6 +150,10 @@ def without_others(config: Mapping[str, Any], *, imports: bool = True) -> dict[s
     env = found.get("env")
     if isinstance(env, Mapping) and env.get("backend") in RENAMED_BACKENDS:
         found["env"] = {**env, "backend": RENAMED_BACKENDS[env["backend"]]}
+    ppo = found.get("ppo")
+    if isinstance(ppo, Mapping) and ppo.get("algorithm") == "grpo" and "divide_by_std" in ppo:
+        others = {key: value for key, value in ppo.items() if key != "divide_by_std"}
+        found["ppo"] = {"scale_by": "group" if ppo["divide_by_std"] else "none"} | others
     for section, defaults in _OF_ALL_VARIANTS.items():
         values = found.get(section)
         if not isinstance(values, Mapping) or not (defaults.keys() & values.keys()):

@@ -42,7 +42,10 @@ from ddppo.distributed.topologies.known import TOPOLOGIES, find
 from ddppo.errors import ConfigError, in_one_line, near
 from ddppo.plugins import added, imported
 
-RENAMED = {"dist.backend": "dist.collective"}  # old name of a setting -> its name now
+RENAMED = {  # old name of a setting -> its name now
+    "dist.backend": "dist.collective",
+    "ppo.divide_by_std": "ppo.scale_by (group for true, none for false)",
+}
 RENAMED_BACKENDS = {"native": "gym_vector"}  # old value of env.backend -> its value now
 
 

@@ -325,7 +325,7 @@ def gradient_function(model: ActorCritic, names: Sequence[str], *, clips_value: 
         (local_gradient,) = torch.autograd.grad(loss * nan_unless_finite(loss), vector)
         # 4. Statistics, and the results that the caller reads.
         with torch.no_grad():
-            statistics = terms.statistics(clip)
+            statistics = terms.statistics()
             sums += torch.stack([(x.detach() * weights).sum().double() for x in statistics])
             last_loss.copy_(torch.where(norms.isfinite(), loss.detach().double(), last_loss))
             gradient.copy_(local_gradient)

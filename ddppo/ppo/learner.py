@@ -26,9 +26,11 @@ from ddppo.ppo.advantages import Estimates, Gae
 from ddppo.ppo.losses import (
     STATISTICS,
     Coefficients,
+    Surrogate,
     loss_per_sample,
     nan_unless_finite,
     own_losses,
+    ppo_surrogate,
     samples_of,
     statistic_names,
     terms_of,
@@ -121,6 +123,8 @@ class EpochStep(Protocol):
 
 class Learner:
     """Improves the parameters by PPO. It knows no processes: `sync` and `group` sum and gather over ranks."""
+
+    surrogate: Surrogate = staticmethod(ppo_surrogate)  # the loss of the policy
 
     def __init__(
         self,
@@ -326,16 +330,18 @@ class Learner:
         return plan
 
     def _batch(self, rollout: Rollout, estimates: Estimates, *, apart: bool) -> MinibatchSource:
-        batch: MinibatchSource
-        if self.model.minibatch_class is not None:
-            batch = imported(self.model.minibatch_class)(rollout, estimates)
-        elif self.model.state_size:
-            batch = SequenceBatch(rollout, estimates)
-        else:
-            batch = SampleBatch(rollout, estimates, apart=apart)
+        batch = self._source(rollout, estimates, apart=apart)
         if self.reference is not None:
             batch.fields["ref_logprobs"] = self.reference.logprobs(batch)
         return batch
+
+    def _source(self, rollout: Rollout, estimates: Estimates, *, apart: bool) -> MinibatchSource:
+        if self.model.minibatch_class is not None:
+            batch: MinibatchSource = imported(self.model.minibatch_class)(rollout, estimates)
+            return batch
+        if self.model.state_size:
+            return SequenceBatch(rollout, estimates)
+        return SampleBatch(rollout, estimates, apart=apart)
 
     # -- 5. and 6. Faults and sums.
 
@@ -377,13 +383,14 @@ class EagerStep:
         config, self.parameters = learner.config, learner.parameters
         self.sync = learner.sync
         self.distribution = learner.model.distribution
+        self.surrogate = learner.surrogate
         self.optimizer = learner.optimizer
         self.scale = learner.scale
         self.own_terms = terms_of(config.losses)  # of the user's own
         device, num_shards = self.parameters.device, learner.shape.local_num_shards
         num_statistics, wide = len(statistic_names(config)), wide_dtype(device)
         self.sums = torch.zeros(num_shards, num_statistics, dtype=wide, device=device)
-        self._coefficients = Coefficients.of(config)
+        self._coefficients = self._start = Coefficients.of(config)
         self._max_norm = config.max_grad_norm
         self._norms = torch.zeros((), dtype=wide, device=device)
         self._loss = torch.zeros_like(self._norms)  # of the step that made the norms NaN
@@ -392,7 +399,10 @@ class EagerStep:
         self.sums.zero_()
         self._norms.zero_()
         self.optimizer.param_groups[0]["lr"] = learning_rate
-        self._coefficients = self._coefficients._replace(clip=clip_coef)
+        # A schedule changes the ranges below and above 1 by the same factor.
+        start = self._start
+        high = None if start.clip_high is None else start.clip_high * (clip_coef / start.clip)
+        self._coefficients = start._replace(clip=clip_coef, clip_high=high)
 
     def epoch(
         self, batch: MinibatchSource, order: torch.Tensor, bounds: list[int], counts: list[float]
@@ -409,7 +419,7 @@ class EagerStep:
                 params, values = outputs(self.sync.model, minibatch)
                 weights = minibatch["weights"]
                 per_sample, terms = loss_per_sample(
-                    params, values, minibatch, self.distribution, self._coefficients
+                    params, values, minibatch, self.distribution, self._coefficients, self.surrogate
                 )
                 own: list[torch.Tensor] = []
                 if self.own_terms:
@@ -421,7 +431,7 @@ class EagerStep:
                 # The one collective of a minibatch: afterwards every rank holds the same gradient.
                 self.sync.backward_(local_loss * nan_unless_finite(local_loss))
                 with torch.no_grad():
-                    sums += torch.stack([*terms.statistics(self._coefficients.clip), *own]) @ weights
+                    sums += torch.stack([*terms.statistics(), *own]) @ weights
                 losses.append(local_loss.detach().to(self._loss.dtype))
 
             # Clip by the norm over all parameters, then Adam.

@@ -2,6 +2,8 @@
 
     loss = policy_loss + value_coef * value_loss - entropy_coef * entropy [+ kl_coef * kl_reference] [+ own terms]
 
+policy_loss is PPO's clipped surrogate, or what `Learner.surrogate` of an algorithm makes of the formulas here (GRPO's).
+
 Tensors in, tensors out: the learner sums over samples and divides by a count over all ranks. The eager step and
 torch.compile's step (compiled.py) both call `loss_per_sample`. The step in C++ repeats it with gradients derived by
 hand (native/src/losses.hpp); gradient_check.py compares the two before a run.
@@ -34,15 +36,15 @@ from ddppo.spaces import each
 
 Distribution = Callable[[torch.Tensor, torch.Tensor | None], ActionDistribution]  # of parameters and mask
 
-# Statistics that every learner sums over samples, in this order. With ppo.kl_coef that of the reference follows, then
-# one for each of ppo.losses.
+# Statistics that every learner sums over samples, in this order. `more_statistics` of the settings follow, then with
+# ppo.kl_coef that of the reference, then one for each of ppo.losses.
 STATISTICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "ratio_outliers")
 _KL_REFERENCE = "kl_reference"
 
 
 def statistic_names(config: SurrogateSettings) -> tuple[str, ...]:
     """Return the metrics that a learner sums, in their order."""
-    of_ppo = (*STATISTICS, _KL_REFERENCE) if config.kl_coef else STATISTICS
+    of_ppo = (*STATISTICS, *config.more_statistics, *((_KL_REFERENCE,) if config.kl_coef else ()))
     return (*(f"train/{name}" for name in of_ppo), *(f"loss/{name}" for name in config.losses))
 
 
@@ -50,15 +52,44 @@ def statistic_names(config: SurrogateSettings) -> tuple[str, ...]:
 
 
 def clipped_surrogate_loss(
-    log_ratio: torch.Tensor, advantages: torch.Tensor, *, clip_coef: float
+    log_ratio: torch.Tensor,
+    advantages: torch.Tensor,
+    *,
+    clip_coef: float,
+    clip_coef_high: float | None = None,
 ) -> torch.Tensor:
-    """Return -min(r A, clip(r, 1 - eps, 1 + eps) A) per sample `[B]`, r = exp(log_ratio).
+    """Return -min(r A, clip(r, 1 - eps, 1 + eps_high) A) per sample `[B]`, r = exp(log_ratio), eps_high = eps if None.
 
-    Schulman et al. 2017, arXiv:1707.06347, eq. 7.
+    Schulman et al. 2017, arXiv:1707.06347, eq. 7; with an eps_high of its own DAPO, Yu et al. 2025, arXiv:2503.14476,
+    eq. 10: a larger one lets improbable tokens become probable.
     """
     ratio = log_ratio.exp()
-    clipped = ratio.clamp(1 - clip_coef, 1 + clip_coef)
+    clipped = ratio.clamp(1 - clip_coef, 1 + (clip_coef if clip_coef_high is None else clip_coef_high))
     return -torch.minimum(ratio * advantages, clipped * advantages)
+
+
+def cispo_loss(
+    log_ratio: torch.Tensor, logprobs: torch.Tensor, advantages: torch.Tensor, *, clip_coef_high: float
+) -> torch.Tensor:
+    """Return -sg(min(r, 1 + eps_high)) A log pi(a) per sample `[B]`; sg stops the gradient, r = exp(log_ratio).
+
+    Clips the weight of a sample and not its gradient, so no token is left out. MiniMax-M1 2025, arXiv:2506.13585, eq. 4
+    and 5, without a lower bound, as there.
+    """
+    weight = log_ratio.detach().exp().clamp(max=1 + clip_coef_high)
+    return -weight * advantages * logprobs
+
+
+def sequence_log_ratio(log_ratio: torch.Tensor, rollouts: torch.Tensor, num_rollouts: int) -> torch.Tensor:
+    """Return for each sample `[B]` log s of its rollout: log s_i = mean over its samples t of log r_it.
+
+    So s_i = (pi(y_i) / pi_old(y_i))^(1 / |y_i|). GSPO, Zheng et al. 2025, arXiv:2507.18071, eq. 7.
+    rollouts `[B]` int64: numbers below num_rollouts; all samples of a rollout are in the batch.
+    """
+    zeros = log_ratio.new_zeros(num_rollouts)
+    sums = zeros.index_add(0, rollouts, log_ratio)
+    counts = zeros.index_add(0, rollouts, torch.ones_like(log_ratio))
+    return (sums / counts.clamp(min=1))[rollouts]
 
 
 def value_loss(
@@ -84,9 +115,14 @@ def approx_kl(log_ratio: torch.Tensor) -> torch.Tensor:
     return log_ratio.expm1() - log_ratio
 
 
-def is_clipped(log_ratio: torch.Tensor, *, clip_coef: float) -> torch.Tensor:
-    """Return per sample `[B]` bool whether |r - 1| > eps."""
-    return log_ratio.expm1().abs() > clip_coef
+def is_clipped(
+    log_ratio: torch.Tensor, *, clip_coef: float, clip_coef_high: float | None = None
+) -> torch.Tensor:
+    """Return per sample `[B]` bool whether r < 1 - eps or r > 1 + eps_high, eps_high = eps if None."""
+    change = log_ratio.expm1()
+    if clip_coef_high is None:
+        return change.abs() > clip_coef
+    return (change < -clip_coef) | (change > clip_coef_high)
 
 
 def is_outlier(log_ratio: torch.Tensor) -> torch.Tensor:
@@ -105,33 +141,61 @@ class Coefficients(NamedTuple):
     entropy: float
     clip_value: float | None
     kl: float = 0.0  # of the divergence from the reference policy
+    clip_high: float | None = None  # eps_high, the range above 1; None: eps
 
     @classmethod
     def of(cls, config: SurrogateSettings) -> "Coefficients":
         return cls(
-            config.clip_coef, config.value_coef, config.entropy_coef, config.clip_value_coef, config.kl_coef
+            config.clip_coef,
+            config.value_coef,
+            config.entropy_coef,
+            config.clip_value_coef,
+            config.kl_coef,
+            config.clip_coef_high,
         )
+
+
+class PolicyLoss(NamedTuple):
+    """The loss of the policy, `[n]` each."""
+
+    loss: torch.Tensor
+    is_clipped: torch.Tensor  # bool
+    more: tuple[torch.Tensor, ...] = ()  # `more_statistics` of the settings
+
+
+# Of log pi(a) and log pi(a) - log pi_old(a) `[n]`, a minibatch and the coefficients.
+Surrogate = Callable[[torch.Tensor, torch.Tensor, Minibatch, Coefficients], PolicyLoss]
+
+
+def ppo_surrogate(
+    logprobs: torch.Tensor, log_ratio: torch.Tensor, minibatch: Minibatch, coefficients: Coefficients
+) -> PolicyLoss:
+    """Return PPO's clipped surrogate."""
+    clip = coefficients.clip
+    loss = clipped_surrogate_loss(log_ratio, minibatch["advantages"], clip_coef=clip)
+    return PolicyLoss(loss, is_clipped(log_ratio, clip_coef=clip))
 
 
 class LossTerms(NamedTuple):
     """Per sample, `[n]` each."""
 
-    policy_loss: torch.Tensor
+    policy: PolicyLoss
     value_loss: torch.Tensor
     entropy: torch.Tensor
     log_ratio: torch.Tensor  # log pi(a) - log pi_old(a)
     kl_reference: torch.Tensor | None  # None without a reference policy
 
-    def statistics(self, clip: float) -> list[torch.Tensor]:
-        """Return what `STATISTICS` names, and the divergence from the reference if there is one, `[n]` each."""
+    def statistics(self) -> list[torch.Tensor]:
+        """Return `STATISTICS`, `more_statistics`, and with a reference the divergence from it, `[n]` each."""
         dtype = self.log_ratio.dtype
         found = [
-            self.policy_loss,
+            self.policy.loss,
             self.value_loss,
             self.entropy,
             approx_kl(self.log_ratio),
-            is_clipped(self.log_ratio, clip_coef=clip).to(dtype),
+            self.policy.is_clipped.to(dtype),
             is_outlier(self.log_ratio).to(dtype),
+            *self.policy.more,
         ]
         return found if self.kl_reference is None else [*found, self.kl_reference]
 
@@ -142,6 +206,7 @@ def loss_per_sample(
     minibatch: Minibatch,
     distribution: Distribution,
     coefficients: Coefficients,
+    surrogate: Surrogate = ppo_surrogate,
 ) -> tuple[torch.Tensor, LossTerms]:
     """Return the loss `[n]` of a model's outputs (action parameters `[n, P]`, values `[n]`), and its terms.
 
@@ -152,19 +217,19 @@ def loss_per_sample(
     logprobs = policy.log_prob(minibatch["actions"])
     log_ratio = logprobs - minibatch["logprobs"]
     entropy = policy.entropy()
-    policy_loss = clipped_surrogate_loss(log_ratio, minibatch["advantages"], clip_coef=coefficients.clip)
+    of_policy = surrogate(logprobs, log_ratio, minibatch, coefficients)
     if "returns" in minibatch:
         of_value = value_loss(
             values, minibatch["values"], minibatch["returns"], clip_value_coef=coefficients.clip_value
         )
     else:
         of_value = 0.0 * values  # no value is learned, but DistributedDataParallel waits for every gradient
-    loss = policy_loss + coefficients.value * of_value - coefficients.entropy * entropy
+    loss = of_policy.loss + coefficients.value * of_value - coefficients.entropy * entropy
     kl_reference = None
     if "ref_logprobs" in minibatch:
         kl_reference = approx_kl(minibatch["ref_logprobs"] - logprobs)
         loss = loss + coefficients.kl * kl_reference
-    return loss, LossTerms(policy_loss, of_value, entropy, log_ratio, kl_reference)
+    return loss, LossTerms(of_policy, of_value, entropy, log_ratio, kl_reference)
 
 
 def nan_unless_finite(loss: torch.Tensor) -> torch.Tensor:

@@ -4,14 +4,15 @@ Every rank derives the same permutation of the global batch from (seed, iteratio
 own environments (`local_minibatches`). So minibatch m holds the same transitions for any W that leaves the
 global batch as it is (scaling.py), and no index travels.
 
-A minibatch is cut from one of three sources: `SampleBatch` (independent samples), `SequenceBatch` (sequences, for a
-model with memory) or a class of the model's own (`ActorCritic.minibatch_class`, such as one for tokens). The unit of a
-source, a sample or a sequence, is what the permutation orders.
+A minibatch is cut from one of four sources: `SampleBatch` (independent samples), `SequenceBatch` (sequences, for a
+model with memory), `EpisodeBatch` (whole rollouts) or a class of the model's own (`ActorCritic.minibatch_class`, such
+as one for tokens). The unit of a source, a sample, a sequence or a rollout, is what the permutation orders.
 """
 
 import ctypes
 import functools
 import itertools
+import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
@@ -197,6 +198,27 @@ class SequenceBatch:
         return {**samples, "unrolled": unrolled}
 
 
+# -- Minibatches of whole rollouts, for a loss that reads all samples of a rollout at once (ppo.ratio=sequence).
+
+
+class EpisodeBatch:
+    """A rollout by environments: fields `[E, T, ...]`. A minibatch holds the samples of some environments.
+
+    Samples of weight 0 are left out. "places" are as in `OwnMinibatches`.
+    """
+
+    def __init__(self, rollout: Rollout, estimates: Estimates) -> None:
+        self.fields: Minibatch = _by_field(lambda x: x.transpose(0, 1), fields_of(rollout, estimates))
+
+    def minibatches(self, order: torch.Tensor, bounds: list[int]) -> Iterator[Minibatch]:
+        """Yield the environments in `order` `[n]`, cut at `bounds`."""
+        for start, end in itertools.pairwise(bounds):
+            chosen = order[start:end]
+            rows, steps = (self.fields["weights"][chosen] > 0).nonzero(as_tuple=True)
+            places = chosen[rows], steps
+            yield {**_by_field(operator.itemgetter(places), self.fields), "places": places}
+
+
 # -- Minibatches of a model's own kind, and how any minibatch is given to the model.
 
 
@@ -217,7 +239,7 @@ class OwnMinibatches(Protocol):
         ...
 
 
-MinibatchSource = SampleBatch | SequenceBatch | OwnMinibatches
+MinibatchSource = SampleBatch | SequenceBatch | EpisodeBatch | OwnMinibatches
 ModelCall = Callable[..., tuple[torch.Tensor, torch.Tensor]]  # an `EvaluateActions` (models/actor_critic.py)
 
 

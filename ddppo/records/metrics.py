@@ -232,8 +232,25 @@ LEARNING_METRICS: tuple[Metric, ...] = (
         "train/clip_fraction",
         "fraction",
         SAMPLES,
-        "samples with |r - 1| > ppo.clip_coef",
+        "samples with r outside [1 - ppo.clip_coef, 1 + ppo.clip_coef], or of grpo 1 + ppo.clip_coef_high; with "
+        "ppo.ratio=sequence r is that of the rollout",
         f"{PPO}, eq. 7",
+    ),
+    *(
+        Metric(f"train/clip_fraction_{side}", "fraction", SAMPLES, f"grpo: samples with {meaning}", source)
+        for side, meaning, source in (
+            (
+                "low",
+                "r < 1 - ppo.clip_coef and A < 0, which have no gradient; with ppo.loss=cispo 0",
+                f"{PPO}, eq. 7",
+            ),
+            (
+                "high",
+                "r > 1 + ppo.clip_coef_high and A > 0, which have no gradient; with ppo.loss=cispo those whose weight "
+                "is cut, at any A",
+                "DAPO, arXiv:2503.14476, eq. 10",
+            ),
+        )
     ),
     Metric(
         "train/kl_reference",

@@ -15,6 +15,17 @@ LINES = {
     "ppo=grpo ppo.gae_lambda=0.9": "no setting ppo.gae_lambda with ppo.algorithm=grpo: it is of ppo.algorithm=ppo",
     "ppo=grpo ppo.normalize_rewards=true": "with ppo.algorithm=grpo: it is of ppo.algorithm=ppo",
     "ppo=grpo ppo.token_mean=token": "must be one of tokens, episodes, constant (did you mean tokens",
+    "ppo=grpo ppo.divide_by_std=false": "ppo.divide_by_std is called ppo.scale_by (group for true, none for false) now",
+    "ppo=grpo ppo.scale_by=std": "ppo.scale_by=std: must be one of group, batch, none",
+    "ppo=grpo ppo.loss=cisp": "must be one of clip, cispo (did you mean cispo",
+    "ppo=grpo ppo.clip_coef_high=0": "ppo.clip_coef_high=0.0: must be greater than 0",
+    "ppo=grpo ppo.ratio=sequence": "long rollouts would weigh more: use ppo.token_mean=episodes",
+    "ppo=grpo ppo.ratio=sequence ppo.token_mean=episodes ppo.loss=cispo": "use ppo.ratio=token, or ppo.loss=clip",
+    "ppo=grpo ppo.ratio=sequence ppo.token_mean=episodes ppo.num_minibatches=9": (
+        "a minibatch consists of whole rollouts, and there are 8: use at most 8"
+    ),
+    "ppo.ratio=sequence": "no setting ppo.ratio with ppo.algorithm=ppo: it is of ppo.algorithm=grpo",
+    "ppo.mask_truncated=true": "no setting ppo.mask_truncated with ppo.algorithm=ppo: it is of ppo.algorithm=grpo",
     "ppo=grpo ppo.kl_coef=-0.1": "must be at least 0",
     "ppo.algorithm=gpro": "must be one of ppo, grpo (did you mean",
     "ppo.algorithm=grpo ppo.gamma=0.98": "no setting ppo.gamma with ppo.algorithm=grpo: it is of ppo.algorithm=ppo",

@@ -4,7 +4,7 @@ LINES = {
     "ppo.reward_scale=0": "ppo.reward_scale=0.0: must be greater than 0",
     "ppo.reward_scale=inf": "ppo.reward_scale=inf: must be a finite number",
     "ppo.reward_scale=0.1 ppo.normalize_rewards=true": "has no effect with ppo.normalize_rewards=true, which divides",
-    "ppo=grpo ppo.reward_scale=0.1": "has no effect with ppo.divide_by_std=true, which divides",
+    "ppo=grpo ppo.reward_scale=0.1": "has no effect with ppo.scale_by=group, which divides",
     "ppo.normalize_advantages=minibatch ppo.num_minibatches=256": "one sample has no deviation: use at most 128",
     "env.num_envs=1 ppo.rollout_steps=1 ppo.num_minibatches=1": (
         "ppo.normalize_advantages=global over 1 sample, of env.num_envs=1 and ppo.rollout_steps=1: one sample has no "

@@ -14,7 +14,7 @@ SMALL = [
 ]  # fmt: skip
 EVERYTHING = [
     "ppo.kl_coef=0.1", "ppo.token_mean=constant", "ppo.entropy_coef=0.01", "ppo.normalize_obs=true",
-    "ppo.target_kl=0.02", "ppo.divide_by_std=false",
+    "ppo.target_kl=0.02", "ppo.scale_by=none", "ppo.mask_truncated=true", "ppo.clip_coef_high=0.28",
 ]  # fmt: skip
 
 
@@ -30,7 +30,11 @@ COMPARED = (
     ),
 )
 KINDS = {
-    "means_of_episodes": [*SMALL, "ppo.token_mean=episodes"],
+    "rollouts_as_wholes": [
+        *(*SMALL, "ppo.token_mean=episodes", "ppo.ratio=sequence", "ppo.scale_by=batch", "ppo.kl_coef=0.1"),
+        *("ppo.clip_coef=0.01", "ppo.clip_coef_high=0.02"),
+    ],
+    "weights": [*SMALL, "ppo.loss=cispo", "ppo.clip_coef=0.05"],
     "everything": [*SMALL, *EVERYTHING],
 }
 

@@ -239,7 +239,7 @@ CASES = {
     "grpo W=2, everything": case(
         *GRPO,
         "ppo.kl_coef=0.1", "ppo.token_mean=constant", "ppo.entropy_coef=0.01", "ppo.normalize_obs=true",
-        "ppo.target_kl=0.02", "ppo.divide_by_std=false", "dist.world_size=2",
+        "ppo.target_kl=0.02", "ppo.scale_by=none", "dist.world_size=2",
     ),
     "text, grpo, tiers": case(*TEXT, "ppo=grpo", "ppo.kl_coef=0.1", "model.top_p=0.9", "curriculum.name=tiers"),
     "text, grpo W=2, uniform": case(*TEXT, "ppo=grpo", "curriculum.name=uniform", "dist.world_size=2"),

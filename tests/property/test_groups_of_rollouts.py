@@ -38,23 +38,24 @@ def by_ranks(returns, of, valid, ranks, world_size, **options):
     return advantages, used, merged
 
 
-def by_definition(returns, of, valid, divide_by_std):
+def by_definition(returns, of, valid, scale_by):
+    everything = [x for x, is_valid in zip(returns, valid, strict=True) if is_valid]
     advantages, used = [0.0] * len(returns), [False] * len(returns)
     for i in range(len(returns)):
         group = [returns[j] for j in range(len(returns)) if valid[j] and of[j] == of[i]]
         if valid[i] and len(set(group)) > 1:
             used[i] = True
             advantages[i] = returns[i] - statistics.fmean(group)
-            if divide_by_std:
-                advantages[i] /= statistics.pstdev(group)
+            scale = {"group": group, "batch": everything}.get(scale_by)
+            advantages[i] /= 1.0 if scale is None else statistics.pstdev(scale)
     return advantages, used
 
 
-@given(rollouts(), st.booleans())
-def test_advantages_are_those_of_the_definition_however_groups_are_split(case, divide_by_std):
-    advantages, used, merged = by_ranks(*case, divide_by_std=divide_by_std)
+@given(rollouts(), st.sampled_from(["group", "batch", "none"]))
+def test_advantages_are_those_of_the_definition_however_groups_are_split(case, scale_by):
+    advantages, used, merged = by_ranks(*case, scale_by=scale_by)
     returns, of, valid, *_ = case
-    expected, of_definition = by_definition(returns, of, valid, divide_by_std)
+    expected, of_definition = by_definition(returns, of, valid, scale_by)
     assert used.tolist() == of_definition
     # Values are 1e6 apart at most; by the deviation they are some units.
     np.testing.assert_allclose(advantages, expected, rtol=1e-9, atol=1e-9)

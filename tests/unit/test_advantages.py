@@ -5,8 +5,11 @@ import pytest
 import torch
 
 from ddppo.algorithms.grpo import Reference
+from ddppo.errors import TrainingError
 from ddppo.models.actor_critic import EvaluateActions
 from ddppo.ppo.advantages import Gae, gae
+from ddppo.ppo.losses import STATISTICS, statistic_names
+from ddppo.ppo.rollout import ENDS
 from tests.unit.test_learner import LN2, Constant, learner, means, rollout
 
 GRPO = {"algorithm": "grpo", "group_size": 2}
@@ -163,3 +166,91 @@ def test_over_an_episodes_own_tokens_the_trace_passes_over_what_was_read():
     middle = 1.0 + 0.5 * 1.5 - 1.0 + 0.25 * last
     first = 0.0 + 0.5 * 1.0 - 0.5 + 0.25 * middle
     assert found[:, 0].tolist() == [0.0, first, 0.0, middle, last, 0.0]
+
+
+# -- The loss of GRPO: settings of the ratio and of its clipping.
+
+
+def one_group(*rows, rewards, valid, ended_by=None, **more):
+    """Two rollouts of one group, `[T, 2]`, with the ratios of current to collecting policy in `rows`."""
+    samples = rollout(rewards, ratio=torch.tensor(rows, dtype=torch.float64), valid=valid, **more)
+    places = (
+        None if ended_by is None else torch.tensor([ENDS.index(word) for word in ended_by], dtype=torch.int8)
+    )
+    return dataclasses.replace(samples, ended_by=places)
+
+
+SEQUENCE = {"ratio": "sequence", "token_mean": "episodes", "scale_by": "none", "clip_coef": 0.2}
+
+
+def test_a_rollout_has_one_ratio_and_one_clipping_if_asked():
+    """Returns 1 and 0: advantages .5 and -.5. Rollout 0 has a step of ratio 1.5, rollout 1 two of 2 and 1/2: s = 1."""
+    made = grpo((2, 2), group_size=2, **SEQUENCE)
+    valid = torch.tensor([[True, True], [False, True]])
+    samples = one_group([1.5, 2.0], [7.0, 0.5], rewards=[[1.0, 0.0], [0.0, 0.0]], valid=valid)
+    update = made.update(samples, 1, 0.0)
+    found = dict(zip(statistic_names(made.config), (update.local_sums / 2).tolist(), strict=True))
+    assert update.num_samples == 2
+    # -min(.5 x 1.5, .5 x 1.2) = -.6, clipped; -min(-.5 x 1, -.5 x 1) = .5. The mean over rollouts is -.05.
+    assert found["train/policy_loss"] == pytest.approx(-0.05)
+    assert found["train/clip_fraction"] == pytest.approx(0.5)
+    assert found["train/clip_fraction_low"] == 0.0
+    assert found["train/clip_fraction_high"] == pytest.approx(0.5)
+    # Rollout 0 has no gradient. That of rollout 1 is .5 x s x the mean of d log pi, (1/2, -1/2); its share is 1/2.
+    assert made.parameters.grad.tolist()[:2] == pytest.approx([0.125, -0.125])
+
+
+def test_by_token_the_same_steps_are_clipped_one_by_one():
+    made = grpo((2, 2), group_size=2, **{**SEQUENCE, "ratio": "token"})
+    valid = torch.tensor([[True, True], [False, True]])
+    samples = one_group([1.5, 2.0], [7.0, 0.5], rewards=[[1.0, 0.0], [0.0, 0.0]], valid=valid)
+    update = made.update(samples, 1, 0.0)
+    found = dict(zip(statistic_names(made.config), (update.local_sums / 2).tolist(), strict=True))
+    # Rollout 1: -min(-.5 x 2, -.5 x 1.2) = 1, and -min(-.5 x .5, -.5 x .8) = .4, clipped: their mean is .7.
+    assert found["train/policy_loss"] == pytest.approx((-0.6 + 0.7) / 2)
+    assert found["train/clip_fraction"] == pytest.approx(1.0)  # outside of [.8, 1.2] are all
+    assert found["train/clip_fraction_low"] == pytest.approx(0.25)
+    assert found["train/clip_fraction_high"] == pytest.approx(0.5)
+    assert made.parameters.grad.tolist()[:2] == pytest.approx([0.5 * 0.5 * 1.0 * 0.5, -0.5 * 0.5 * 1.0 * 0.5])
+
+
+def test_clip_coef_high_is_a_range_of_its_own_that_the_schedule_changes_too():
+    samples = one_group([1.25, 1.0], rewards=[[1.0, 0.0]], valid=True)
+    for progress, loss in ((0.0, -0.5 * 1.25), (0.5, -0.5 * 1.14)):
+        made = grpo((1, 2), group_size=2, scale_by="none", clip_coef_high=0.28, clip_schedule="linear")
+        update = made.update(samples, 1, progress)
+        assert update.local_sums[0].item() == pytest.approx(loss + 0.5)
+        names = statistic_names(made.config)
+        assert update.local_sums[names.index("train/clip_fraction_high")] == (progress == 0.5)
+
+
+def test_cispo_moves_the_policy_where_the_surrogate_is_clipped():
+    samples = one_group([1.5, 1.0], rewards=[[1.0, 0.0]], valid=True, actions=[[0, 1]])
+    gradients = {}
+    for loss in ("clip", "cispo"):
+        made = grpo((1, 2), group_size=2, scale_by="none", loss=loss)
+        update = made.update(samples, 1, 0.0)
+        gradients[loss] = made.parameters.grad.tolist()[0]
+        assert update.local_sums[STATISTICS.index("clip_fraction")] == 1
+    # d log pi(0) / d logit 0 = 1/2. Rollout 1, A = -.5 at action 1 and ratio 1: its share is -.5 x -(-.5) x -1/2 ...
+    of_other = 0.5 * 0.5 * -0.5
+    assert gradients["clip"] == pytest.approx(of_other)
+    assert gradients["cispo"] == pytest.approx(
+        of_other - 0.5 * 1.2 * 0.5 * 0.5
+    )  # ... and that of rollout 0, weight 1.2
+
+
+def test_truncated_rollouts_are_not_learned_from_and_count_in_their_group():
+    words = ["terminated", "tokens", "max_turns", "time_limit"]
+    rewards = [[4.0, 0.0, 0.0, 4.0]]
+    made = grpo((1, 4), mask_truncated=True, group_size=4, scale_by="none")
+    samples = one_group([1.0] * 4, rewards=rewards, valid=True, ended_by=words)
+    found = estimates(made, samples)
+    assert found.advantages.tolist() == [[2.0, -2.0, -2.0, 2.0]]  # of the mean of all four
+    assert found.weights.tolist() == [[1.0, 0.0, 0.0, 1.0]]  # a time limit of the task cuts none
+    assert found.counts.sum() == 2
+    assert found.metrics["rollout/group_return_mean"] == 2.0
+    update = made.update(one_group([1.0] * 4, rewards=rewards, valid=True, ended_by=["tokens"] * 4), 1, 0.0)
+    assert (update.steps, update.num_samples) == (0, 0)
+    with pytest.raises(TrainingError, match=r"does not say why its rollouts ended"):
+        estimates(made, one_group([1.0] * 4, rewards=rewards, valid=True))

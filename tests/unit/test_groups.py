@@ -30,8 +30,21 @@ def test_advantages_are_deviations_from_the_groups_mean_in_units_of_its_deviatio
 
 
 def test_without_the_deviation_advantages_keep_the_size_of_the_returns():
-    advantages, _, _ = by_one(RETURNS, GROUPS, VALID, divide_by_std=False)
+    advantages, _, _ = by_one(RETURNS, GROUPS, VALID, scale_by="none")
     assert advantages.tolist() == [0.5, -0.5, 0.5, -0.5, 0, 0, 0, 0]
+
+
+def test_the_deviation_of_the_batch_is_that_of_all_returns_that_did_not_fail():
+    returns = torch.tensor([1.0, 3.0, 10.0, 20.0, 7.0, 7.0, 99.0, 5.0], dtype=torch.float64)
+    of, valid = torch.tensor([0, 0, 1, 1, 2, 2, 2, 3]), torch.tensor([True] * 6 + [False, False])
+    advantages, used, _ = by_one(returns, of, valid, 4, scale_by="batch")
+    # 1, 3, 10, 20, 7, 7: mean 8, squared deviations 49 + 25 + 4 + 144 + 1 + 1 = 224.
+    std = math.sqrt(224 / 6)
+    assert advantages.tolist() == pytest.approx([-1 / std, 1 / std, -5 / std, 5 / std, 0, 0, 0, 0])
+    assert used.tolist() == [True] * 4 + [False] * 4
+    nothing, used, _ = by_one(returns, of, torch.zeros(8, dtype=torch.bool), 4, scale_by="batch")
+    assert not nothing.any()
+    assert not used.any()
 
 
 def test_groups_of_equal_returns_and_of_one_rollout_are_left_out_and_counted():

@@ -17,9 +17,11 @@ from tests.support import door, summary
 
 EXPECTED = json.loads((HERE / "expected.json").read_text())
 PRESETS = json.loads((HERE / "presets.json").read_text())
-NEW_NAMES: dict[str, str] = {}  # of settings that have another name by now
+NEW_NAMES: dict[str, str] = {"ppo.divide_by_std": "ppo.scale_by"}  # of settings that have another name by now
 NEW_WORDS: dict[tuple[str, object], object] = {
-    ("dist.topology", "env_workers_hetero"): "env_workers"
+    ("dist.topology", "env_workers_hetero"): "env_workers",
+    ("ppo.divide_by_std", "True"): "group",
+    ("ppo.divide_by_std", "False"): "none",
 }  # of values
 GONE = {"dist.max_world_size"}  # settings that nothing reads any more
 ROUNDING = 1e-6  # another machine's vector instructions round the last digits of float64 otherwise

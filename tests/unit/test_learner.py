@@ -101,7 +101,8 @@ def rollout(rewards, *, values=0.0, actions=0, ratio=1.0, valid=True, obs=0.0, m
 
 
 def means(update):
-    return dict(zip(STATISTICS, (update.local_sums / update.num_samples).tolist(), strict=True))
+    """Return the statistics that every learner has; those of GRPO follow in `local_sums`."""
+    return dict(zip(STATISTICS, (update.local_sums / update.num_samples).tolist(), strict=False))
 
 
 def test_the_gradient_is_that_of_the_mean_loss_with_its_coefficients():

@@ -295,9 +295,7 @@ def in_groups(
     merged = merge_group_statistics(group_statistics(returns, rounding, groups, was_played, num_groups)[None])
     if not isinstance(training, GrpoSettings):
         return merged[1], None
-    advantages, _ = group_advantages(
-        returns, groups, was_played, merged, divide_by_std=training.divide_by_std
-    )
+    advantages, _ = group_advantages(returns, groups, was_played, merged, scale_by=training.scale_by)
     return merged[1], advantages
 
 

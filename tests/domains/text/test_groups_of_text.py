@@ -19,7 +19,11 @@ TEXT = [
     "ppo.learning_rate=1e-2", "ppo.lr_schedule=none", "dtype=float64", "dist.check_every=1",
 ]  # fmt: skip
 KINDS = {
-    "grpo": ["ppo=grpo", *TEXT, "ppo.kl_coef=0.1", "model.top_p=0.9"],
+    "grpo": ["ppo=grpo", *TEXT, "ppo.kl_coef=0.1", "model.top_p=0.9", "ppo.clip_coef_high=0.28"],
+    "sequence": [
+        *("ppo=grpo", *TEXT, "ppo.ratio=sequence", "ppo.token_mean=episodes", "ppo.scale_by=batch"),
+        *("ppo.mask_truncated=true", "env.max_turns=1", "env.kwargs.turns=2", "ppo.clip_coef=0.01"),
+    ],
     "values": ["ppo=default", *TEXT, "ppo.gamma=1", "ppo.target_kl=0.05"],
 }
 

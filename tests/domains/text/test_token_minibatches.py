@@ -75,6 +75,27 @@ def test_grpo_reads_no_sequence_that_teaches_nothing():
     assert model.read == (2, 1)
 
 
+@pytest.mark.parametrize("num_minibatches", [1, 2])
+def test_the_ratio_of_a_rollout_of_tokens_is_that_of_its_own_ones(num_minibatches):
+    """As of steps (test_advantages.py): returns 1 and 0, ratios of 1.5 in rollout 0, of 2 and 1/2 in rollout 1."""
+    how = {
+        "ratio": "sequence",
+        "token_mean": "episodes",
+        "scale_by": "none",
+        "num_minibatches": num_minibatches,
+    }
+    made = grpo((3, 2), Reader(), group_size=2, **how)
+    samples = sequences([[True, True], [False, False], [False, True]])
+    rewards = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 0.0]]).double()
+    ratio = torch.tensor([[1.5, 2.0], [9.0, 9.0], [9.0, 0.5]]).double()
+    samples = dataclasses.replace(samples, rewards=rewards, logprobs=-LN2 - ratio.log())
+    update = made.update(samples, 1, 0.0)
+    assert (update.steps, update.num_samples) == (num_minibatches, 2)
+    if num_minibatches == 1:  # else the second minibatch meets the policy that the first one has changed
+        assert (update.local_sums[0] / 2).item() == pytest.approx(-0.05)
+        assert made.parameters.grad.tolist()[:2] == pytest.approx([0.125, -0.125])
+
+
 def test_what_a_model_of_tokens_says_of_own_ones_is_what_it_says_of_them_among_all():
     spec = probe(EnvConfig(id="tests.domains.text.text_tasks:tests/Repeat-v0"))
     model = build_model(spec, settings_of("model", name="token_policy"), 0, torch.float64)
