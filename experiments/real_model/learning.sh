@@ -10,7 +10,7 @@ source $here/settings.sh
 [ -e "$work/smollm2" ] || python $here/prepare.py "$work/smollm2"
 
 success() { # name, settings
-  python $here/success.py out="$work/$1.json" episodes="$episodes" "${play[@]}" "env.tasks=[warm-up,beginner]" \
+  python $here/success.py out="$work/$1.jsonl" episodes="$episodes" "${play[@]}" "env.tasks=[warm-up,beginner]" \
     env.num_envs=19 ppo.group_size=19 model.lora_rank=0 "${@:2}"
 }
 success untrained_text model.hf_path="$work/smollm2" model.chat=text "model.system=''"
@@ -23,5 +23,5 @@ python -m ddppo.train "${play[@]}" "env.tasks=[$trained]" model.hf_path="$work/s
   hydra.run.dir="$work/grpo" "$@"
 success grpo model.hf_path="$work/supervised" run="$work/grpo"
 
-python $here/table.py run="$work/grpo" text="$work/untrained_text.json" shots="$work/untrained_shots.json" \
-  supervised="$work/supervised.json" grpo="$work/grpo.json"
+python $here/table.py run="$work/grpo" text="$work/untrained_text.jsonl" shots="$work/untrained_shots.jsonl" \
+  supervised="$work/supervised.jsonl" grpo="$work/grpo.jsonl"

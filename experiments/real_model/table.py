@@ -1,98 +1,120 @@
 """Write results.csv, results.md, rollouts.md, curve.csv and curve.svg from what success.py and a run have written.
 
-python experiments/real_model/table.py run=/tmp/grpo untrained=a.json supervised=b.json grpo=c.json
+python experiments/real_model/table.py run=/tmp/grpo text=a.jsonl shots=b.jsonl supervised=c.jsonl grpo=d.jsonl
 """
 
 import csv
 import json
-import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ddppo.domains.text.rollouts import RolloutRecord, TurnRecord, read_rollouts
 from ddppo.study.page.chart import Axis, Chart
 from experiments.real_model.success import wilson
 from experiments.real_model.supervised import TASKS
 
 HERE = Path(__file__).resolve().parent
+SHOWN = "s3_read_object,sns_list_subscriptions,s3_list_buckets,ssm_get_parameter,sqs_list_queues"  # in rollouts.md
+MOST_LINES = 3  # of an answer there
 SPLIT = {task: split for split, tasks in TASKS.items() for task in tasks}
-Rows = Sequence[Mapping[str, Any]]
+Records = Sequence[RolloutRecord]
 
 
-def num_hints(row: Mapping[str, Any]) -> int:
-    return len(re.findall(r"\bhint [123]: ", row["text"]))
+def num_hints(record: RolloutRecord) -> int:
+    return sum(turn.action == "hint" for turn in record.turns)
 
 
-def cell(rows: Rows) -> str:
-    """Return solved / episodes with its interval, and the mean score."""
-    if not rows:
+def cell(records: Records) -> str:
+    """Return the share solved with its interval, the share solved without a hint, and the mean score."""
+    if not records:
         return "-"
-    won = sum(row["success"] for row in rows)
-    low, high = wilson(won, len(rows))
-    alone = sum(row["success"] and num_hints(row) == 0 for row in rows)
-    score = np.mean([row["score"] for row in rows])
-    return f"**{won / len(rows):.2f}** [{low:.2f}, {high:.2f}], {alone / len(rows):.2f}, {score:.2f}"
+    won = sum(bool(record.is_success) for record in records)
+    low, high = wilson(won, len(records))
+    alone = np.mean([bool(record.is_success) and num_hints(record) == 0 for record in records])
+    score = np.mean([record.episode_return for record in records])
+    return f"**{won / len(records):.2f}** [{low:.2f}, {high:.2f}], {alone:.2f}, {score:.2f}"
 
 
-def table(stages: Mapping[str, Rows]) -> str:
-    """Return success with its interval, success without a hint, and score: stages by tier, and by split."""
-    every = [row for rows in stages.values() for row in rows]
-    groups = {
-        tier: (lambda row, of=tier: row["tier"] == of) for tier in dict.fromkeys(r["tier"] for r in every)
-    }
-    groups |= {split: (lambda row, of=split: SPLIT.get(row["task"]) == of) for split in TASKS}
+def table(stages: Mapping[str, Records]) -> str:
+    """Return a row for each tier and each split, a column for each stage."""
+    every = [record for records in stages.values() for record in records]
+    groups: dict[str, Callable[[RolloutRecord], bool]] = {}
+    for tier in dict.fromkeys(str(record.tier) for record in every):
+        groups[tier] = lambda record, of=tier: record.tier == of
+    for split in TASKS:
+        groups[split] = lambda record, of=split: SPLIT.get(str(record.task)) == of
     lines = [f"| | {' | '.join(stages)} |", "|---" * (len(stages) + 1) + "|"]
     for name, belongs in groups.items():
-        of_group = [[row for row in rows if belongs(row)] for rows in stages.values()]
-        num = len({row["task"] for row in every if belongs(row)})
-        lines.append(f"| {name} ({num} tasks) | {' | '.join(map(cell, of_group))} |")
+        cells = [cell([record for record in records if belongs(record)]) for records in stages.values()]
+        num_tasks = len({record.task for record in every if belongs(record)})
+        lines.append(f"| {name}, {num_tasks} tasks | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def dialogues(stages: Mapping[str, Rows], tasks: Sequence[str]) -> str:
-    """Return the first episode of each of these tasks at each stage, as the model has read and typed it."""
+def dialogues(stages: Mapping[str, Records], tasks: Sequence[str]) -> str:
+    """Return the first episode of each of these tasks at each stage."""
     parts = []
     for task in tasks:
-        for stage, rows in stages.items():
-            row = next(row for row in rows if row["task"] == task)
-            text = row["text"].replace("<|im_end|>", "").split("<|im_start|>")
-            shown = "\n".join(line for part in text if part.strip() for line in part.strip().splitlines())
-            parts.append(
-                f"## {task} ({SPLIT.get(task, row['tier'])}), {stage}: score {row['score']:.2f}\n\n```\n{shown}\n```"
-            )
+        for stage, records in stages.items():
+            record = next(record for record in records if record.task == task)
+            lines = [record.prompt or ""]
+            for turn in record.turns:
+                lines.append(f"> {' / '.join((turn.typed or '').removesuffix('<|im_end|>').splitlines())}")
+                lines += (turn.answer or "").splitlines()[:MOST_LINES]
+            head = f"## {task} ({SPLIT.get(task, record.tier)}), {stage}: score {record.episode_return:.2f}"
+            parts.append("\n".join([head, "", "```", *lines, "```"]))
     return "\n\n".join(parts)
 
 
-def curve(run: Path) -> list[dict[str, float]]:
-    """Return for each iteration of a run the success and the mean score of its rollouts."""
-    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    names = {
-        "minutes": lambda row: row["wall_s"] / 60,
-        "tokens": lambda row: row["env_steps"],
-        "success": lambda row: row["rollout/success_rate"],
-        "score": lambda row: row["rollout/group_return_mean"],
-        "hints": lambda row: row["reward/hints"],
-        "groups_without_spread": lambda row: row["train/groups_without_spread"],
-        "seconds_rollout": lambda row: row["time/t_rollout"],
-        "seconds_learn": lambda row: row["time/t_learn"],
-    }
-    return [
-        {name: round(float(of(row)), 4) for name, of in names.items()}
-        for row in lines
-        if "rollout/success_rate" in row and "rollout/group_return_mean" in row
-    ]
+def curve(run: Path, before: Records) -> list[dict[str, float]]:
+    """Return for each iteration of a run the success and the mean score of its rollouts.
+
+    The curriculum gives each iteration other tasks. Beside them stands how the model solved the same tasks before the
+    run, in the episodes `before`.
+    """
+    solved, score = ({task: [] for task in SPLIT} for _ in range(2))
+    for record in before:
+        solved[record.task].append(record.is_success)
+        score[record.task].append(record.episode_return)
+    rollouts = [each for each in read_rollouts(run) if each.kind == "training"]
+    rows = []
+    for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()):
+        if line["rank"] != 0:
+            continue
+        of = [each for each in rollouts if each.iteration == line["iteration"]]
+        row = {
+            "iteration": line["iteration"],
+            "minutes": line["wall_s"] / 60,
+            "tokens": line["env_steps"],
+            "solved": np.mean([each.is_success for each in of]),
+            "solved_before": np.mean([np.mean(solved[each.task]) for each in of]),
+            "score": np.mean([each.episode_return for each in of]),
+            "score_before": np.mean([np.mean(score[each.task]) for each in of]),
+            "groups_without_spread": line["train/groups_without_spread"],
+            "approx_kl": line["train/approx_kl"],
+            "seconds_rollout": line["time/t_rollout"],
+            "seconds_learn": line["time/t_learn"],
+        }
+        rows.append({name: round(float(x), 4) for name, x in row.items()})
+    return rows
 
 
 def chart(rows: Sequence[Mapping[str, float]]) -> Chart:
     drawn = Chart(
-        "curve", "SmolLM2-135M on tasks of a simulated cloud, GRPO", Axis("minutes"), Axis("mean of rollouts")
+        "curve", "SmolLM2-135M on tasks of a simulated cloud", Axis("minutes"), Axis("mean", shows=(0.0, 1.0))
     )
     minutes = [row["minutes"] for row in rows]
-    drawn.line(minutes, [row["success"] for row in rows], "blue", "solved")
-    drawn.line(minutes, [row["score"] for row in rows], "orange", "score (a hint costs 15 %)")
+    for name, colour, label in (
+        ("solved", "blue", "solved, GRPO"),
+        ("solved_before", "grey", "solved before, same tasks"),
+        ("score", "orange", "score, GRPO"),
+        ("score_before", "green", "score before, same tasks"),
+    ):
+        drawn.line(minutes, [row[name] for row in rows], colour, label)
     return drawn
 
 
@@ -103,30 +125,37 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         writer.writerows(rows)
 
 
+def read(path: str) -> Records:
+    found = []
+    for line in Path(path).read_text().splitlines():
+        fields = json.loads(line)
+        found.append(RolloutRecord(**fields | {"turns": [TurnRecord(**turn) for turn in fields["turns"]]}))
+    return found
+
+
+def counted(stage: str, records: Records) -> list[dict[str, Any]]:
+    """Return a row for each task."""
+    rows = []
+    for task in dict.fromkeys(str(record.task) for record in records):
+        of = [record for record in records if record.task == task]
+        row = {"stage": stage, "task": task, "tier": of[0].tier, "split": SPLIT.get(task, "unseen")}
+        row |= {"episodes": len(of), "solved": sum(bool(each.is_success) for each in of)}
+        row["solved_without_hints"] = sum(bool(each.is_success) and num_hints(each) == 0 for each in of)
+        row["score"] = round(float(np.mean([each.episode_return for each in of])), 4)
+        rows.append(row)
+    return rows
+
+
 def main(words: Sequence[str]) -> None:
     given = dict(word.split("=", 1) for word in words)
-    run = given.pop("run", None)
-    shown = given.pop(
-        "shown", "iam_get_user,s3_make_bucket,iam_list_users,sqs_list_queues,sns_delete_topic"
-    ).split(",")
-    stages = {stage: json.loads(Path(path).read_text())["episodes"] for stage, path in given.items()}
-    counted = []
-    for stage, rows in stages.items():
-        for task in dict.fromkeys(row["task"] for row in rows):
-            of = [row for row in rows if row["task"] == task]
-            solved, score = sum(row["success"] for row in of), float(np.mean([row["score"] for row in of]))
-            alone = sum(row["success"] and num_hints(row) == 0 for row in of)
-            counted.append(
-                {"stage": stage, "task": task, "tier": of[0]["tier"], "split": SPLIT.get(task, "unseen"),
-                 "episodes": len(of), "solved": solved, "solved_without_hints": alone, "score": round(score, 4)}
-            )  # fmt: skip
-    write_csv(HERE / "results.csv", counted)
+    run, shown = given.pop("run"), given.pop("shown", SHOWN).split(",")
+    stages = {stage: read(path) for stage, path in given.items()}
+    write_csv(HERE / "results.csv", [row for stage, of in stages.items() for row in counted(stage, of)])
     (HERE / "results.md").write_text(table(stages) + "\n")
     (HERE / "rollouts.md").write_text("# Rollouts of five tasks\n\n" + dialogues(stages, shown) + "\n")
     print(table(stages))
-    if run:
-        write_csv(HERE / "curve.csv", rows := curve(Path(run)))
-        (HERE / "curve.svg").write_text(chart(rows).svg(standalone=True) + "\n")
+    write_csv(HERE / "curve.csv", rows := curve(Path(run), stages["supervised"]))
+    (HERE / "curve.svg").write_text(chart(rows).svg(standalone=True) + "\n")
 
 
 if __name__ == "__main__":
