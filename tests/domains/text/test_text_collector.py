@@ -402,7 +402,8 @@ def test_a_prompt_that_leaves_no_token_to_type_is_a_sentence_with_its_remedy():
     with pytest.raises(TrainingError) as e:
         played(made(length=1))
     assert str(e.value) == (
-        "environment 0 of rank 0: its tokenizer made a prompt of 2 tokens, and ppo.rollout_steps=1 leaves none to "
+        "environment 0 of rank 0: its tokenizer made a prompt of 2 tokens, system message, tools and examples "
+        "included, and ppo.rollout_steps=1 leaves none to "
         "type: have it keep to model.obs_tokens, or set a larger ppo.rollout_steps"
     )
 
