@@ -17,7 +17,7 @@ from ddppo.config.model_settings import ModelSettings
 from ddppo.domains.text.settings import TextSettings
 from ddppo.domains.text.tokenizers import make_tokenizer
 from ddppo.models.actor_critic import ActorCritic, Obs
-from ddppo.models.model_check import ModelCheck, rounding
+from ddppo.models.model_check import ModelCheck
 from ddppo.spaces import EnvSpec
 
 # Of the check: tokens of a row, tokens of a prompt at most, and the width of an attention window.
@@ -53,6 +53,9 @@ class TokenActorCritic(ActorCritic):
     takes_text = True
     stays_eager = "episodes are of other lengths in every minibatch"
     most_tokens: int | None = None  # tokens of a row that the model can read; None: any number
+    rounds_by: float = (
+        0.0  # logits of acting and learning may differ by this share of their spread, and by rounding
+    )
 
     @abc.abstractmethod
     def cache(self, num_rows: int, num_tokens: int) -> TokenCache:
@@ -132,7 +135,7 @@ class TokenModelCheck(ModelCheck):
         found = self._call_or_fail("at_own", lambda: self.model.at_own(tokens, self._actions(tokens), own))
         for x, whole in zip(found, (params, values), strict=True):
             wanted = whole.flatten(0, 1)[own]
-            close = rounding(wanted)
+            close = self._close(wanted)
             if x.shape != wanted.shape or not torch.allclose(x, wanted, rtol=close, atol=close):
                 raise self.fails(
                     "at_own",
@@ -169,7 +172,7 @@ class TokenModelCheck(ModelCheck):
                 "cache(...).extend",
                 f"returned action parameters {list(found.shape)}: they must be {list(wanted.shape)}",
             )
-        close = rounding(found)
+        close = self._close(wanted)
         if not torch.allclose(found, wanted, rtol=close, atol=close):
             off = (found - wanted).abs().max().item()
             raise self.fails(
@@ -177,6 +180,9 @@ class TokenModelCheck(ModelCheck):
                 f"returned action parameters that differ by {off:.2g} from those of evaluate_actions for the whole "
                 "row: acting and learning must compute the same, and a token must not depend on later tokens",
             )
+
+    def _close(self, x: torch.Tensor) -> float:
+        return max(super()._close(x), self.model.rounds_by * float(x.detach().std()))
 
     def _alone(self, obs: Obs) -> tuple[torch.Tensor, torch.Tensor]:
         """Return action parameters `[m, L, P]` and values `[m, L]`, after checking their shapes."""

@@ -81,7 +81,7 @@ class HfSettings(TextSettings):
         None, "causal language model of Hugging Face, a folder or a name that its library finds"
     )
     lora_rank: int = setting(
-        8, "rank of the learned change to each linear layer; 0 learns all weights", low=0
+        8, "rank of the learned change to each layer of lora_targets; 0 learns all weights", low=0
     )
     chat: str = setting(
         "auto",
@@ -119,12 +119,41 @@ class HfSettings(TextSettings):
         "run (error)",
         choices=("cut_end", "cut_front", "error"),
     )
+    lora_alpha: int | None = setting(
+        None, "the learned change is multiplied by lora_alpha / lora_rank; null is 2 * lora_rank", low=1
+    )
+    lora_targets: list[str] = setting(
+        meaning="names of the layers that get adapters, e.g. [q_proj,v_proj]; [] is every linear layer but the last",
+        factory=list,
+    )
+    precision: str = setting(
+        "float32",
+        "float32, or bfloat16: the language model computes in bfloat16, and parameters, optimizer, logits and values "
+        "stay float32 (master weights)",
+        choices=("float32", "bfloat16"),
+    )
+    gradient_checkpointing: bool = setting(
+        False,
+        "keep only the inputs of each layer for the backward pass and compute the layer again: less memory, a third "
+        "more time",
+    )
+
+    @property
+    def alpha(self) -> int:
+        """LoRA's factor of the learned change, times its rank."""
+        return 2 * self.lora_rank if self.lora_alpha is None else self.lora_alpha
 
     def check(self) -> None:
         if self.hf_path is None:
             raise ConfigError(
                 "model.name=hf needs model.hf_path, a folder with a causal language model or the name of one"
             )
+        for name in ("lora_alpha", "lora_targets"):
+            if not self.lora_rank and getattr(self, name):
+                raise ConfigError(
+                    f"model.{name} with model.lora_rank=0 has no effect: all weights are learned, without adapters: "
+                    "leave it out, or use a model.lora_rank above 0"
+                )
         if self.chat_template is not None and self.chat == "text":
             raise ConfigError(
                 f"model.chat_template={self.chat_template} with model.chat=text: plain text has no template: use "
@@ -137,6 +166,11 @@ class HfSettings(TextSettings):
             )
         if (wrong := wrong_shots(self.shots)) is not None:
             raise ConfigError(f"model.shots: {wrong}")
+
+    def check_run(self, config: Config, shape: BatchShape) -> None:
+        TextSettings.check_run(self, config, shape)
+        if self.precision == "bfloat16" and config.dtype != "float32":
+            raise ConfigError(f"model.precision=bfloat16 with dtype={config.dtype}: use dtype=float32")
 
 
 def wrong_shots(shots: Any) -> str | None:

@@ -1,5 +1,7 @@
 """A language model of Hugging Face as a policy, on a tiny one with random weights and a tokenizer of bytes."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -141,6 +143,86 @@ def test_what_is_typed_token_by_token_is_what_each_row_says_alone(net, tmp_path)
             assert (
                 found - logits_of_rows_alone(model, tokens, some, lengths[some])
             ).abs().max() < 1e-4 * size
+
+
+NAMED = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "gpt_oss", "smollm3", "granite", "gpt2")
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("lora_rank", [0, 2])
+@pytest.mark.parametrize("net", NAMED)
+def test_whole_rows_and_rows_in_parts_have_the_same_logits_with_adapters_and_in_fewer_bits(
+    net, lora_rank, precision, tmp_path
+):
+    """Acting reads ragged rows in parts, and learning whole rows: logits within 1e-5, or the rounding of bfloat16."""
+    config = of(saved(net, tmp_path), lora_rank=lora_rank, precision=precision)
+    model = build_model(SPEC, config, 0, torch.float32)
+    torch.manual_seed(0)
+    with torch.no_grad():  # as after some learning: an untrained adapter adds nothing
+        for name, p in model.named_parameters():
+            if "lora_" in name:
+                p.normal_(std=0.3)
+    tokens = torch.from_numpy(np.random.default_rng(0).integers(3, 256, (3, 24)))
+    cache, lengths = model.cache(3, 24), np.zeros(3, np.int64)
+    with torch.inference_mode():
+        learned = model(tokens)[0].unflatten(0, (3, 24))
+        for some, more in (([0, 1, 2], [13, 2, 6]), ([0, 2], [1, 1]), ([1], [9]), ([0, 1, 2], [4, 2, 8])):
+            some, more = np.array(some), np.array(more)
+            columns = lengths[some, None] + np.arange(more.max())
+            lengths[some] += more
+            found = cache.extend(some, tokens.numpy()[some[:, None], columns.clip(max=23)], more)
+            wanted = learned[some, lengths[some] - 1]
+            assert found.dtype == torch.float32
+            if precision == "float32":
+                assert (found - wanted).abs().max() < 1e-5 * max(1.0, float(learned.std()))
+            else:  # 8 bits, and errors of 4 layers: up to 0.12 of the spread of logits
+                assert (found - wanted).abs().max() < 0.2 * learned.std()
+
+
+@pytest.mark.parametrize("net", ["llama", "mistral"])
+def test_rows_may_be_read_in_any_order_and_leave_and_come_back(net, tmp_path):
+    model = build_model(SPEC, of(saved(net, tmp_path), lora_rank=0), 0, torch.float32)
+    rng = np.random.default_rng(0)
+    tokens = torch.from_numpy(rng.integers(3, 256, (6, 40)))
+    cache, lengths = model.cache(6, 40), np.zeros(6, np.int64)
+    with torch.inference_mode():
+        learned = model(tokens)[0].unflatten(0, (6, 40))
+        while (lengths < 40).any():
+            some = np.flatnonzero((rng.random(6) < 0.6) & (lengths < 40))
+            if len(some) == 0:
+                continue
+            more = np.minimum(rng.integers(1, 2 + 6 * (rng.random() < 0.2), len(some)), 40 - lengths[some])
+            columns = lengths[some, None] + np.arange(more.max())
+            lengths[some] += more
+            found = cache.extend(some, tokens.numpy()[some[:, None], columns.clip(max=39)], more)
+            wanted = learned[some, lengths[some] - 1]
+            assert (found - wanted).abs().max() < 1e-4 * learned.std()
+
+
+def test_a_token_copies_no_keys_of_earlier_tokens(path, monkeypatch):
+    """Keys are read where they lie, and rows are moved when a turn starts or a row leaves, not for each token."""
+    model = build_model(SPEC, of(path, lora_rank=0), 0, torch.float32)
+    cache, rows, moved = model.cache(4, 100), np.arange(4), []
+    update = type(cache).update
+
+    def watched(self, *args, **kwargs):
+        keys, values = update(self, *args, **kwargs)
+        assert {x.untyped_storage().data_ptr() for x in (keys, values)} <= storages
+        return keys, values
+
+    def one_token(some):
+        before = cache._slots.copy(), cache._ends.copy()
+        cache.extend(some, np.ones((len(some), 1), np.int64), np.ones(len(some), np.int64))
+        moved.append([np.flatnonzero(cache._slots != before[0]), np.flatnonzero(cache._ends != before[1])])
+
+    with torch.inference_mode():
+        cache.extend(rows, np.ones((4, 30), np.int64), np.array([30, 7, 12, 1]))
+        storages = {x.untyped_storage().data_ptr() for layer in cache._kept for x in layer}
+        monkeypatch.setattr(type(cache), "update", watched)
+        for some in ([0, 1, 2, 3], [0, 1, 2, 3], [1, 2, 3], [1, 2, 3], [1, 2], [1, 2]):
+            one_token(np.array(some))
+    assert [slots.tolist() for slots, _ in moved] == [[], [], [0, 3], [], [2, 3], []]
+    assert [ends.tolist() for _, ends in moved][:4] == [[0, 1, 2, 3]] * 2 + [[1, 2, 3]] * 2
 
 
 @pytest.mark.parametrize("net", ["mistral", "gemma3", "gpt_oss", "llama4"])
@@ -297,3 +379,118 @@ def test_episodes_longer_than_the_model_has_positions_are_refused(path):
 def test_a_path_that_leads_nowhere_is_a_sentence(tmp_path):
     with pytest.raises(ConfigError, match=r"model.hf_path=.*nothing: no .* can be loaded from it"):
         check_model(SPEC, of(str(tmp_path / "nothing")), torch.float32, num_envs=2)
+
+
+# -- bfloat16, less memory, and settings of adapters.
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+def test_in_bfloat16_masters_learn_in_float32(path, lora_rank):
+    config = of(path, lora_rank=lora_rank, precision="bfloat16")
+    assert check_model(SPEC, config, torch.float32, num_envs=2) is None
+    model = build_model(SPEC, config, 0, torch.float32)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    frozen = {b.dtype for name, b in model.named_buffers() if "weight" in name}
+    assert frozen == ({torch.bfloat16} if lora_rank else set())
+    tokens = torch.arange(30).view(2, 15)
+    model(tokens)[0].logsumexp(-1).sum().backward()
+    grads = [p.grad for name, p in model.named_parameters() if name != "value_head.weight"]
+    assert {grad.dtype for grad in grads} == {torch.float32}
+    # A change of a master that bfloat16 cannot show alone adds up over steps, and the cache uses the rounded masters.
+    with torch.inference_mode():
+        before = model.cache(2, 15).extend(np.arange(2), tokens.numpy(), np.array([15, 15]))
+        for p in model.parameters():
+            p.mul_(1.5)
+        after = model.cache(2, 15).extend(np.arange(2), tokens.numpy(), np.array([15, 15]))
+        learned = model(tokens)[0].unflatten(0, (2, 15))[:, -1]
+    assert (after - learned).abs().max() < 0.1 * learned.std()
+    if not lora_rank:
+        assert (after - before).abs().max() > 0.1 * learned.std()
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("lora_rank", [0, 2])
+def test_gradient_checkpointing_changes_no_gradient(path, lora_rank, precision):
+    grads, kept = [], []
+    for gradient_checkpointing in (False, True):
+        model = build_model(
+            SPEC,
+            of(path, lora_rank=lora_rank, precision=precision, gradient_checkpointing=gradient_checkpointing),
+            0,
+            torch.float32,
+        )
+        sizes = []
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda x, s=sizes: s.append(x.numel()) or x, lambda x: x
+        ):
+            logits, values = model(torch.arange(30).view(2, 15))
+        (logits.logsumexp(-1).sum() + values.sum()).backward()
+        grads.append({name: p.grad for name, p in model.named_parameters()})
+        kept.append(sum(sizes))
+    assert kept[1] < kept[0]
+    for name, grad in grads[0].items():
+        assert torch.equal(grad, grads[1][name]), name
+
+
+def test_adapters_are_added_where_the_settings_say(path):
+    targets = ["c_attn"] if "gpt2" in path else ["q_proj", "v_proj"]
+    model = build_model(SPEC, of(path, lora_rank=4, lora_alpha=4, lora_targets=targets), 0, torch.float32)
+    adapted = {
+        name.split(".lora_")[0].split(".")[-1] for name, _ in model.named_parameters() if "lora_" in name
+    }
+    assert adapted == set(targets)
+    layer = next(m for m in model.modules() if isinstance(getattr(m, "scaling", None), dict))
+    assert layer.scaling["default"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (
+            {"lora_targets": ["query"]},
+            r"model.lora_targets=\[query\]: .* has no such layers, .*its layers with weights are",
+        ),
+    ],
+)
+def test_settings_that_do_not_fit_are_a_sentence(path, settings, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        check_model(SPEC, of(path, **settings), torch.float32, num_envs=2)
+
+
+def no_tokenizer(folder):
+    path = Path(saved("llama", folder))
+    for file in path.glob("*token*"):
+        file.unlink()
+    return path
+
+
+def encoder(folder):
+    transformers.T5ForConditionalGeneration(
+        transformers.T5Config(vocab_size=264, d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
+    ).save_pretrained(folder)
+    return folder
+
+
+def empty(folder):
+    return folder
+
+
+def half_written(folder):
+    path = Path(saved("llama", folder))
+    (path / "model.safetensors").write_bytes(b"0123")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (no_tokenizer, "its tokenizer cannot be loaded"),
+        (encoder, "no causal language model can be loaded from it"),
+        (empty, "no causal language model can be loaded from it"),
+        (half_written, "no causal language model can be loaded from it"),
+    ],
+)
+def test_folders_without_a_whole_causal_language_model_are_a_sentence(make, sentence, tmp_path):
+    with pytest.raises(ConfigError, match=rf"model.hf_path=.*: {sentence}") as e:
+        check_model(SPEC, of(str(make(tmp_path))), torch.float32, num_envs=2)
+    assert "\n" not in str(e.value)
