@@ -43,7 +43,6 @@ class HuggingFacePolicy(TokenActorCritic):
     """
 
     Settings = HfSettings
-    exporter = "ddppo.domains.text.hf_export:export"
 
     def __init__(self, spec: EnvSpec, config: HfSettings) -> None:
         super().__init__(spec, config)
