@@ -105,6 +105,10 @@ TEXT = (
     "ppo.rollout_steps=24", "ppo.total_steps=600", "ppo.learning_rate=1e-2", EAGER,
 )  # fmt: skip
 GRPO = ("env=cartpole", "ppo=grpo", "ppo.group_size=4", "ppo.rollout_steps=40", "ppo.total_steps=2000", EAGER)
+GRPO_EVERYTHING = (
+    *GRPO, "ppo.kl_coef=0.1", "ppo.token_mean=constant", "ppo.entropy_coef=0.01", "ppo.normalize_obs=true",
+    "ppo.target_kl=0.02", "dist.world_size=2",
+)  # fmt: skip
 CLOUD = (
     "env=cloud", "ppo=cloud", "env.num_envs=8", "env.tasks=[warm-up]", "env.max_turns=2", "ppo.group_size=4",
     "ppo.rollout_steps=160", "model.obs_tokens=64", "ppo.total_steps=1500", "model.token_width=16",
@@ -237,9 +241,8 @@ CASES = {
     # GRPO, tasks of text, curricula.
     "grpo, cartpole": case(*GRPO),
     "grpo W=2, everything": case(
-        *GRPO,
-        "ppo.kl_coef=0.1", "ppo.token_mean=constant", "ppo.entropy_coef=0.01", "ppo.normalize_obs=true",
-        "ppo.target_kl=0.02", "ppo.scale_by=none", "dist.world_size=2",
+        *GRPO_EVERYTHING, "ppo.scale_by=none",
+        also_spelled=((*SIZES, *GRPO_EVERYTHING, "ppo.divide_by_std=false"),),
     ),
     "text, grpo, tiers": case(*TEXT, "ppo=grpo", "ppo.kl_coef=0.1", "model.top_p=0.9", "curriculum.name=tiers"),
     "text, grpo W=2, uniform": case(*TEXT, "ppo=grpo", "curriculum.name=uniform", "dist.world_size=2"),
