@@ -356,8 +356,7 @@ class TextCollector:
         began, record = time.perf_counter(), self._record
         while len(envs):
             # 1. One token for every environment of the batch: masked by its grammar, sampled with its own noise.
-            allowed = np.array([self._dialogue(i).allowed() for i in envs])
-            chosen, allowed = self._choose(self._read(envs), allowed, noise, envs)
+            chosen, allowed = self._choose(self._read(envs), self._allowed(envs), noise, envs)
             record.typed(envs, chosen, allowed)
             # 2. An environment leaves the batch when its turn or its token budget ends.
             unfinished = []
@@ -401,6 +400,15 @@ class TextCollector:
         assert dialogue is not None, f"environment {env} has no prompt"
         return dialogue
 
+    def _allowed(self, envs: np.ndarray) -> np.ndarray | None:
+        """Return the masks of the next tokens `[n, V]`; None if the model applies them and there is no nucleus."""
+        masks = [self._dialogue(i).allowed() for i in envs]
+        if self.model.masks_typed and self.generation.top_p == 1.0:
+            typed = getattr(self.tokenizer, "typed", None)
+            if all(mask is typed for mask in masks):
+                return None
+        return np.array(masks)
+
     def _read(self, envs: np.ndarray) -> torch.Tensor:
         """Feed the model all tokens that its cache lacks; return action parameters `[n, V]` of the next token.
 
@@ -415,15 +423,16 @@ class TextCollector:
         return self._cache.extend(envs, tokens, counts)
 
     def _choose(
-        self, params: torch.Tensor, allowed: np.ndarray, noise: torch.Tensor | None, envs: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+        self, params: torch.Tensor, allowed: np.ndarray | None, noise: torch.Tensor | None, envs: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the next tokens `[n]`, and the mask `[n, V]` that they were chosen from: grammar and nucleus.
 
         The learner applies the same mask, so that its log-probabilities are those of the policy that acted.
         """
-        if self.generation.top_p < 1.0 and noise is not None:
+        if allowed is not None and self.generation.top_p < 1.0 and noise is not None:
             allowed = nucleus(params.numpy(force=True), allowed, self.generation.top_p)
-        policy = self.model.distribution(params, torch.from_numpy(allowed).to(self.device))
+        mask = None if allowed is None else torch.from_numpy(allowed).to(self.device)
+        policy = self.model.distribution(params, mask)
         if noise is None:
             return policy.mode().numpy(force=True), allowed
         return policy.sample(noise[self._record.lengths[envs] - 1, envs]).numpy(), allowed

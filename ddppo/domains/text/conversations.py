@@ -13,7 +13,7 @@ import numpy as np
 
 from ddppo.domains.text.hf_tokens import LanguageTokens, Opening, PlainTokenizer
 from ddppo.domains.text.settings import HfSettings
-from ddppo.domains.text.tokenizers import NoAction, Tokenizer
+from ddppo.domains.text.tokenizers import NoAction
 from ddppo.domains.text.tool_calls import (
     FORMS,
     Call,
@@ -34,7 +34,7 @@ _NUM_TRIED = 3  # turns of the conversation that is tried before a run
 Message = dict[str, Any]
 
 
-def language_tokenizer(config: HfSettings, tools: Sequence[Tool] = ()) -> Tokenizer:
+def language_tokenizer(config: HfSettings, tools: Sequence[Tool] = ()) -> "PlainTokenizer | ChatTokenizer":
     """Return the tokenizer of model.name=hf, with episodes in a chat template or in plain text. Raises ConfigError."""
     tokens = LanguageTokens(config)
     template = chat_template(tokens, config, tools)

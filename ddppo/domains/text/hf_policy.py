@@ -10,15 +10,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
+from ddppo.domains.text.conversations import language_tokenizer
 from ddppo.domains.text.policy import TokenActorCritic
 from ddppo.domains.text.settings import HfSettings
 from ddppo.errors import ConfigError, in_one_line
 from ddppo.models.actor_critic import Obs
+from ddppo.models.distributions import ActionDistribution
 from ddppo.package import install_command
 from ddppo.spaces import EnvSpec
 
@@ -43,6 +46,8 @@ class HuggingFacePolicy(TokenActorCritic):
     """
 
     Settings = HfSettings
+    masks_typed = True
+    typable: torch.Tensor  # [V] bool
 
     def __init__(self, spec: EnvSpec, config: HfSettings) -> None:
         super().__init__(spec, config)
@@ -65,6 +70,11 @@ class HuggingFacePolicy(TokenActorCritic):
         self.softcap: float | None = getattr(lm_config, "final_logit_softcapping", None)
         self.value_head = nn.Linear(self.lm.get_output_embeddings().weight.shape[1], 1, bias=False)
         nn.init.zeros_(self.value_head.weight)
+        if self.value_head.weight.is_meta:
+            typed = np.ones(self.num_params, bool)
+        else:
+            typed = language_tokenizer(config, spec.tools or ()).typed
+        self.register_buffer("typable", torch.from_numpy(typed), persistent=False)
         self._check_head(config)
 
     @property
@@ -84,6 +94,10 @@ class HuggingFacePolicy(TokenActorCritic):
     def at_own(self, obs: Obs, actions: torch.Tensor, own: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         assert isinstance(obs, torch.Tensor), "tokens are one array"
         return self._heads(self._hidden(obs).flatten(0, 1)[own])
+
+    def distribution(self, params: torch.Tensor, mask: torch.Tensor | None = None) -> ActionDistribution:
+        """Return the distribution of the next token; special tokens that no turn holds have probability 0."""
+        return super().distribution(params, self.typable if mask is None else mask & self.typable)
 
     def train(self, mode: bool = True) -> "HuggingFacePolicy":
         """Stay in evaluation mode: with dropout, the learner would compute another policy than the one that acted."""
@@ -123,7 +137,7 @@ class HuggingFacePolicy(TokenActorCritic):
         logits = logits.to(self.value_head.weight.dtype)
         if self.softcap is not None:
             logits = torch.tanh(logits / self.softcap) * self.softcap
-        return logits / self.temperature
+        return logits if self.temperature == 1.0 else logits / self.temperature
 
     def rounded_weights(self) -> dict[int, torch.Tensor]:
         """Return the parameters as they are used, in bfloat16: none without model.precision=bfloat16."""

@@ -53,6 +53,9 @@ class TokenActorCritic(ActorCritic):
     takes_text = True
     stays_eager = "episodes are of other lengths in every minibatch"
     most_tokens: int | None = None  # tokens of a row that the model can read; None: any number
+    # `distribution` masks tokens that the tokenizer never allows, its attribute `typed`, so rollouts need not keep that
+    # mask for each token: [L, E, V] would be the largest array of a run with a large vocabulary.
+    masks_typed = False
     rounds_by: float = (
         0.0  # logits of acting and learning may differ by this share of their spread, and by rounding
     )

@@ -17,7 +17,9 @@ from ddppo.ppo.advantages import Estimates
 from ddppo.ppo.minibatches import Minibatch, fields_of
 from ddppo.ppo.rollout import ENDS, FinishedEpisode, Rollout
 
-_TOKENS_PER_FORWARD = 2**15  # bounds the memory of a forward pass over whole episodes; no effect on results
+# They bound the memory of a forward pass over whole episodes. Results differ by rounding alone.
+_TOKENS_PER_FORWARD = 2**15
+_LOGITS_PER_FORWARD = 2**26
 
 
 class EpisodeRecord:
@@ -72,20 +74,20 @@ class EpisodeRecord:
         self.lengths[env] = end
         return not self.is_full(env)
 
-    def typed(self, envs: np.ndarray, tokens: np.ndarray, allowed: np.ndarray) -> None:
+    def typed(self, envs: np.ndarray, tokens: np.ndarray, allowed: np.ndarray | None) -> None:
         """Append the token that the policy typed in each environment.
 
         Args:
             envs: indices of the environments `[n]`.
             tokens: the typed tokens `[n]`.
-            allowed: the masks `[n, V]` that they were chosen from.
+            allowed: the masks `[n, V]` that they were chosen from; None for all tokens.
         """
         rows = self.lengths[envs] - 1
         # The array of masks is V times as large as the tokens: allocate it only if a grammar or a nucleus forbids any.
-        if self.allowed is None and not allowed.all():
+        if self.allowed is None and allowed is not None and not allowed.all():
             self.allowed = np.ones((*self.own.shape, allowed.shape[1]), bool)
         if self.allowed is not None:
-            self.allowed[rows, envs] = allowed
+            self.allowed[rows, envs] = True if allowed is None else allowed
         self.tokens[envs, rows + 1] = tokens
         self.own[rows, envs] = True
         self.last[envs] = rows
@@ -163,7 +165,9 @@ class EpisodeRecord:
         selected = typed[:length].T.contiguous()  # [L + 1, E] -> [E, length]
         selected[range(num_envs), (self.lengths - 1).clip(min=0)] = True
         # Evaluate some episodes at a time, to bound memory.
-        for envs in torch.arange(num_envs, device=own.device).split(max(1, _TOKENS_PER_FORWARD // length)):
+        most_selected = int(selected.sum(dim=1).max())
+        most = min(_TOKENS_PER_FORWARD // length, _LOGITS_PER_FORWARD // (most_selected * model.num_params))
+        for envs in torch.arange(num_envs, device=own.device).split(max(1, most)):
             places = selected[envs].flatten().nonzero().squeeze(1)
             params, found_values = model.at_own(tokens[envs, :length], actions[envs, :length], places)
             columns, steps = envs[places // length], places % length

@@ -308,11 +308,12 @@ def test_turns_end_with_a_line_or_the_end_of_text(path):
     assert not allowed[258:].any()  # the model has more tokens than the tokenizer
 
 
-def collector_of(model, config, num_envs, num_tokens):
+def collector_of(model, config, num_envs, num_tokens, **generation):
     task = EnvConfig(id="tests.domains.text.text_tasks:tests/BytesRepeat-v0", kwargs={"turns": 9})
     return TextCollector(
         make_turns(task, range(num_envs), 0, PATIENCE_S, 0), model, make_tokenizer(SPEC, config),
-        GenerationSettings(num_tokens, max_turns=4), first_env=0, device=torch.device("cpu"), dtype=torch.float64,
+        GenerationSettings(num_tokens, max_turns=4, **generation),
+        first_env=0, device=torch.device("cpu"), dtype=torch.float64,
     )  # fmt: skip
 
 
@@ -325,12 +326,47 @@ def test_it_plays_and_learns_from_the_ratio_of_one(path):
     assert len(episodes) == 3
     own = rollout.valid.T.flatten().nonzero().squeeze(1)
     params, values = model.at_own(rollout.obs.T, rollout.actions.T, own)
-    policy = model.distribution(params, rollout.action_mask.transpose(0, 1).flatten(0, 1)[own])
+    # The model masks special tokens by itself: a mask of each token, [L, E, V], would be the largest array of a run.
+    assert rollout.action_mask is None
+    policy = model.distribution(params)
+    never = ~torch.from_numpy(collector.tokenizer.typed)
+    assert never.any()
+    assert not policy.log_probs[:, never].exp().any()
     assert torch.allclose(
         policy.log_prob(rollout.actions.T.flatten()[own]), rollout.logprobs.T.flatten()[own]
     )
     (policy.log_prob(rollout.actions.T.flatten()[own]).sum() + values.sum()).backward()
     assert all(p.grad is not None for p in model.parameters())
+
+
+def test_a_nucleus_is_kept_for_each_token_and_holds_no_special_token(path):
+    config = of(path)
+    model = build_model(SPEC, config, 0, torch.float64)
+    collector = collector_of(model, config, 3, 60, top_p=0.5)
+    collector.reset([1, 2, 3], [{}] * 3)
+    rollout, _ = collector.collect(action_noise(0, 0, range(3), 60, 1, normal=False))
+    masks = rollout.action_mask[rollout.valid]
+    assert masks.any(dim=1).all()
+    assert not masks[:, ~torch.from_numpy(collector.tokenizer.typed)].any()
+    assert (masks.sum(dim=1) < collector.tokenizer.typed.sum()).all()
+
+
+def test_log_probabilities_of_a_large_vocabulary_are_computed_some_episodes_at_a_time(path, monkeypatch):
+    config = of(path)
+    model = build_model(SPEC, config, 0, torch.float64)
+    found = []
+    for most in (2**26, 1):
+        monkeypatch.setattr("ddppo.domains.text.token_rollout._LOGITS_PER_FORWARD", most)
+        collector = collector_of(model, config, 3, 60)
+        collector.reset([1, 2, 3], [{}] * 3)
+        sizes, at_own = [], model.at_own
+        monkeypatch.setattr(model, "at_own", lambda obs, *rest, at_own=at_own, sizes=sizes: (
+            sizes.append(len(obs)), at_own(obs, *rest))[1])  # fmt: skip
+        rollout, _ = collector.collect(action_noise(0, 0, range(3), 60, 1, normal=False))
+        monkeypatch.undo()
+        found.append((sizes, rollout.logprobs))
+    assert [sizes for sizes, _ in found] == [[3], [1, 1, 1]]
+    assert torch.allclose(found[0][1], found[1][1], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("net", ["llama", "mistral", "gemma3"])
