@@ -136,6 +136,8 @@ class ActorCritic(nn.Module, abc.ABC):
         None  # records rollouts in the run folder: a ddppo.ppo.rollout.OwnWriter
     )
 
+    exporter: str | None = None  # ddppo.export with format=huggingface: a function of its ExportConfig
+
     # -- Compilation of the learner's step.
 
     stays_eager: str | None = None  # why it is not compiled: it cannot be, or would gain nothing

@@ -46,6 +46,7 @@ class HuggingFacePolicy(TokenActorCritic):
     """
 
     Settings = HfSettings
+    exporter = "ddppo.domains.text.hf_export:export"
     masks_typed = True
     typable: torch.Tensor  # [V] bool
 

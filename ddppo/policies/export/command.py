@@ -1,5 +1,6 @@
 """`python -m ddppo.export`: write the policy of a run as a file, after a check that the file acts the same."""
 
+import dataclasses
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from ddppo.config.fields import setting
 from ddppo.errors import ConfigError, in_one_line
 from ddppo.files import replacing, stored, write_json
 from ddppo.package import install_command
+from ddppo.plugins import imported
 
 if TYPE_CHECKING:
     from ddppo.policies.acting import LoadedPolicy
@@ -36,17 +38,21 @@ _MEANINGS = {
 @dataclass(slots=True)
 class ExportConfig:
     run: str = setting(MISSING, "the run folder")
-    format: str = setting(
-        "onnx",
-        "onnx (for any ONNX runtime; needs the extra export) or torch (a program of torch.export, which "
-        "needs torch alone)",
-        choices=("onnx", "torch"),
+    format: str | None = setting(
+        None,
+        "onnx (for any ONNX runtime; needs the extra export), torch (a program of torch.export, which needs torch "
+        "alone) or huggingface (a folder, of model=hf alone); null is huggingface for model=hf, else onnx",
+        choices=("onnx", "torch", "huggingface"),
+    )
+    merge: bool = setting(
+        False,
+        "huggingface: write the whole model with its tokenizer, LoRA's adapters merged into its weights",
     )
     checkpoint: str = setting("last", "last, best, or the path of a checkpoint file")
     out: str | None = setting(
         None,
-        "file for the policy; null is policy.onnx or policy.pt2 in the run folder. A .json beside it "
-        "describes the policy",
+        "file for the policy, or a new folder of format=huggingface; null is policy.onnx, policy.pt2, adapters or "
+        "merged in the run folder. A .json beside a file describes the policy",
     )
     other_spaces: bool = setting(
         False, "write the file even if the task's spaces differ from those in training"
@@ -58,7 +64,22 @@ def export(options: ExportConfig) -> str:
 
     Raises ConfigError, and TrainingError if the file and the policy disagree.
     """
-    # 1. Check the options, before torch is imported.
+    # 1. Check the options, before torch is imported. A model may have an exporter of its own.
+    if options.format in (None, "huggingface"):
+        from ddppo.models.build import model_class
+        from ddppo.policies.loading import config_of
+
+        config = config_of(options.run)
+        if (exporter := model_class(config.model).exporter) is not None:
+            return str(imported(exporter)(options))
+        if options.format == "huggingface":
+            raise ConfigError(
+                f"format=huggingface: the run's model.name={config.model.name} is none of Hugging Face: use format=onnx"
+            )
+        options = dataclasses.replace(options, format="onnx")
+    assert options.format is not None
+    if options.merge:
+        raise ConfigError(f"merge=true with format={options.format} has no effect: leave it out")
     missing = [name for name in _PACKAGES[options.format] if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(

@@ -1,5 +1,6 @@
 """A language model of Hugging Face as a policy, on a tiny one with random weights and a tokenizer of bytes."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,10 @@ from ddppo.envs.probing.probe import probe
 from ddppo.errors import ConfigError
 from ddppo.models.build import build_model
 from ddppo.models.model_check import check_model
+from ddppo.policies.export.command import ExportConfig, export
+from ddppo.policies.loading import trained
 from ddppo.seeding import action_noise
-from tests.support import PATIENCE_S
+from tests.support import PATIENCE_S, door
 
 transformers = pytest.importorskip("transformers", reason="needs the extra hf: pip install '.[hf]'")
 pytest.importorskip("peft", reason="needs the extra hf: pip install '.[hf]'")
@@ -530,3 +533,53 @@ def test_folders_without_a_whole_causal_language_model_are_a_sentence(make, sent
     with pytest.raises(ConfigError, match=rf"model.hf_path=.*: {sentence}") as e:
         check_model(SPEC, of(str(make(tmp_path))), torch.float32, num_envs=2)
     assert "\n" not in str(e.value)
+
+
+# -- Export.
+
+
+@pytest.fixture(scope="module", params=["whole", "adapters"])
+def run_of_a_model(request, tmp_path_factory):
+    """A run of one iteration, with the folder of its model."""
+    folder = tmp_path_factory.mktemp("export")
+    path = saved("llama", folder / "model")
+    result = door(
+        "env=gym", "env.id=tests.domains.text.text_tasks:tests/BytesRepeat-v0", "env.num_envs=8",
+        "model=hf", f"model.hf_path={path}", f"model.lora_rank={2 if request.param == 'adapters' else 0}",
+        "model.turn_tokens=6", "model.obs_tokens=12", "ppo=grpo_hf", "ppo.learning_rate=0.01",
+        "ppo.entropy_coef=0.1", "ppo.rollout_steps=40",
+        "ppo.total_steps=1", "env.max_turns=2", "log.progress=none", "eval.final_episodes=0",
+        run_dir=folder / "run",
+    )  # fmt: skip
+    assert result.code == 0, result.stderr
+    return folder, path, request.param
+
+
+def test_an_exported_model_gives_the_same_logits_without_ddppo(run_of_a_model):
+    """Adapters load by peft, a whole model by transformers, each from the folder alone."""
+    import peft
+
+    folder, path, kind = run_of_a_model
+    policy = trained(folder / "run").policy.model
+    tokens = torch.arange(3, 33).view(2, 15)
+    with torch.inference_mode():
+        wanted = policy(tokens)[0].unflatten(0, (2, 15))
+        base = transformers.AutoModelForCausalLM.from_pretrained(path).eval()
+        assert (base(tokens).logits - wanted).abs().max() > 1e-3  # something was learned
+        text = export(ExportConfig(run=str(folder / "run")))
+        if kind == "adapters":
+            assert "adapters for" in text
+            named = json.loads((folder / "run" / "adapters" / "adapter_config.json").read_text())
+            assert named["base_model_name_or_path"] == path
+            loaded = peft.PeftModel.from_pretrained(base, folder / "run" / "adapters").eval()
+            assert torch.allclose(loaded(tokens).logits, wanted, atol=1e-4)
+            export(ExportConfig(run=str(folder / "run"), merge=True))
+        merged = transformers.AutoModelForCausalLM.from_pretrained(folder / "run" / "merged").eval()
+        assert torch.allclose(merged(tokens).logits, wanted, atol=1e-4)
+    assert not list((folder / "run" / "merged").glob("adapter*"))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "run" / "merged")
+    assert tokenizer.decode(tokenizer("a text")["input_ids"]) == "a text"
+    with pytest.raises(ConfigError, match="it exists: name a folder that does not"):
+        export(ExportConfig(run=str(folder / "run"), merge=True))
+    with pytest.raises(ConfigError, match="is a task of text"):
+        export(ExportConfig(run=str(folder / "run"), format="torch"))
