@@ -1,5 +1,8 @@
 """`python -m ddppo.export` for model=hf: folders that transformers and peft load without ddppo."""
 
+import copy
+import tempfile
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,6 @@ def export(options: ExportConfig) -> str:
     """
     import peft
     import transformers
-    from safetensors.torch import save_file
 
     found = trained(options.run, options.checkpoint, other_spaces=options.other_spaces)
     policy = found.policy.model
@@ -34,40 +36,37 @@ def export(options: ExportConfig) -> str:
     if Path(base).is_dir():
         base = str(Path(base).resolve())  # the adapters name it
     dtype = getattr(torch, policy.config.precision)
-    learned = {_name(name): p.detach().cpu().contiguous() for name, p in policy.lm.named_parameters()}
+    learned = {_name(name): p.detach().contiguous() for name, p in policy.lm.named_parameters()}
     lm = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
     with stored(out):
-        out.mkdir(parents=True, exist_ok=True)
+        out.parent.mkdir(parents=True, exist_ok=True)
+    # Files get their name once they were loaded and compared.
+    with stored(out), tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as temporary:
+        adapters, merged = (Path(temporary) / name for name in ("adapters", "merged"))
         if policy.config.lora_rank:
-            # peft wraps a model twice, and its names say so.
-            adapters = out / "adapters" if is_whole else out
-            adapters.mkdir(exist_ok=True)
-            save_file(
-                {f"base_model.model.{name}": p for name, p in learned.items()},
-                adapters / "adapter_model.safetensors",
-                metadata={"format": "pt"},
-            )
-            described = policy.lm.peft_config["default"]
-            described.base_model_name_or_path, described.task_type = base, "CAUSAL_LM"
-            described.inference_mode = True
-            described.save_pretrained(str(adapters))
-            lm = peft.PeftModel.from_pretrained(lm, str(adapters))
+            _write_adapters(policy, learned, base, adapters)
+            with warnings.catch_warnings():
+                # peft 0.21 reads an attribute that transformers 5.24 calls deprecated.
+                warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
+                lm = peft.PeftModel.from_pretrained(lm, str(adapters))
             if is_whole:
                 lm = lm.merge_and_unload()
-                for file in adapters.iterdir():
-                    file.unlink()
-                adapters.rmdir()
         else:
             lm.load_state_dict(learned, strict=False)
         if is_whole:
-            lm.save_pretrained(out)
-            transformers.AutoTokenizer.from_pretrained(base).save_pretrained(out)  # and its chat template
-            lm = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=dtype)
-    off = _difference(policy, lm)
-    if not off <= _TOLERANCES[policy.config.precision]:
-        raise TrainingError(
-            f"out={out}: loaded again, its logits differ from the policy's by {off:.2g} of their spread"
-        )
+            lm.save_pretrained(merged)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(base)
+            if policy.config.chat_template is not None:
+                tokenizer.chat_template = Path(policy.config.chat_template).read_text(encoding="utf-8")
+            tokenizer.save_pretrained(merged)
+            lm = transformers.AutoModelForCausalLM.from_pretrained(merged, dtype=dtype)
+        off = _difference(policy, lm)
+        if not off <= _TOLERANCES[policy.config.precision]:
+            raise TrainingError(
+                f"out={out}: not written: loaded again, its logits differ from the policy's by {off:.2g} of their "
+                "spread"
+            )
+        (merged if is_whole else adapters).replace(out)
     size = sum(file.stat().st_size for file in out.iterdir())
     what = "a whole model and its tokenizer" if is_whole else f"adapters for {base}"
     return "\n".join(
@@ -80,6 +79,20 @@ def export(options: ExportConfig) -> str:
     )
 
 
+def _write_adapters(
+    policy: HuggingFacePolicy, learned: dict[str, torch.Tensor], base: str, folder: Path
+) -> None:
+    """Write adapters as peft's own save_pretrained does. peft wraps a model twice, and names of parameters say so."""
+    from safetensors.torch import save_file
+
+    described = copy.copy(policy.lm.peft_config["default"])
+    described.base_model_name_or_path, described.task_type = base, "CAUSAL_LM"
+    described.inference_mode = True
+    described.save_pretrained(str(folder))
+    named = {f"base_model.model.{name}": p for name, p in learned.items()}
+    save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+
+
 def _name(name: str) -> str:
     """Return the name of a parameter in the library's own model."""
     return name.replace(".parametrizations.", ".").removesuffix(".original").replace(".default.", ".")
@@ -89,6 +102,6 @@ def _name(name: str) -> str:
 def _difference(policy: HuggingFacePolicy, lm: Any) -> float:
     """Return by how much logits differ on random tokens, as a share of their spread."""
     tokens = torch.randint(policy.num_params, (2, 16), generator=torch.Generator().manual_seed(0))
-    ours = policy(tokens)[0].cpu() * policy.temperature
-    its = lm.eval()(input_ids=tokens).logits.flatten(0, 1).to(ours.dtype)
+    ours = policy.lm(input_ids=tokens).logits.float()
+    its = lm.eval()(input_ids=tokens).logits.float()
     return float((ours - its).abs().max() / ours.std())

@@ -538,23 +538,38 @@ def test_folders_without_a_whole_causal_language_model_are_a_sentence(make, sent
 # -- Export.
 
 
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}<end>{% endfor %}"
+    "{% if add_generation_prompt %}a:{% endif %}"
+)
+
+
 @pytest.fixture(scope="module", params=["whole", "adapters"])
 def run_of_a_model(request, tmp_path_factory):
-    """A run of one iteration, with the folder of its model."""
+    """A run of one iteration, with the folder of its model. A template is the tokenizer's own, or a file."""
     folder = tmp_path_factory.mktemp("export")
     path = saved("llama", folder / "model")
+    if request.param == "whole":
+        (folder / "template").write_text(TEMPLATE)
+        more = ("model.lora_rank=0", f"model.chat_template={folder / 'template'}")
+    else:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+        tokenizer.chat_template = TEMPLATE
+        tokenizer.save_pretrained(path)
+        more = ("model.lora_rank=2",)
     result = door(
-        "env=gym", "env.id=tests.domains.text.text_tasks:tests/BytesRepeat-v0", "env.num_envs=8",
-        "model=hf", f"model.hf_path={path}", f"model.lora_rank={2 if request.param == 'adapters' else 0}",
-        "model.turn_tokens=6", "model.obs_tokens=12", "ppo=grpo_hf", "ppo.learning_rate=0.01",
-        "ppo.entropy_coef=0.1", "ppo.rollout_steps=40",
-        "ppo.total_steps=1", "env.max_turns=2", "log.progress=none", "eval.final_episodes=0",
-        run_dir=folder / "run",
+        "env=gym", "env.id=tests.domains.text.text_tasks:tests/BytesPartsRepeat-v0", "env.num_envs=8",
+        "model=hf", f"model.hf_path={path}", *more, "model.turn_tokens=6", "model.obs_tokens=20",
+        "ppo=grpo_hf", "ppo.learning_rate=0.01", "ppo.rollout_steps=64", "ppo.total_steps=1", "env.max_turns=2",
+        "log.progress=none", "eval.final_episodes=0", run_dir=folder / "run",
     )  # fmt: skip
     assert result.code == 0, result.stderr
     return folder, path, request.param
 
 
+@pytest.mark.filterwarnings(
+    "ignore:.*is_gradient_checkpointing:FutureWarning"
+)  # peft 0.21 with transformers 5.24
 def test_an_exported_model_gives_the_same_logits_without_ddppo(run_of_a_model):
     """Adapters load by peft, a whole model by transformers, each from the folder alone."""
     import peft
@@ -564,21 +579,30 @@ def test_an_exported_model_gives_the_same_logits_without_ddppo(run_of_a_model):
     tokens = torch.arange(3, 33).view(2, 15)
     with torch.inference_mode():
         wanted = policy(tokens)[0].unflatten(0, (2, 15))
+        typable = wanted > -1e4
         base = transformers.AutoModelForCausalLM.from_pretrained(path).eval()
-        assert (base(tokens).logits - wanted).abs().max() > 1e-3  # something was learned
+        assert (base(tokens).logits - wanted)[typable].abs().max() > 1e-2  # something was learned
         text = export(ExportConfig(run=str(folder / "run")))
+        assert "logits within" in text
         if kind == "adapters":
-            assert "adapters for" in text
+            assert f"adapters for {path}" in text
             named = json.loads((folder / "run" / "adapters" / "adapter_config.json").read_text())
-            assert named["base_model_name_or_path"] == path
-            loaded = peft.PeftModel.from_pretrained(base, folder / "run" / "adapters").eval()
-            assert torch.allclose(loaded(tokens).logits, wanted, atol=1e-4)
+            assert (named["base_model_name_or_path"], named["peft_type"], named["task_type"]) == (
+                path, "LORA", "CAUSAL_LM"
+            )  # fmt: skip
+            loaded = peft.AutoPeftModelForCausalLM.from_pretrained(folder / "run" / "adapters").eval()
+            assert torch.allclose(loaded(tokens).logits[typable], wanted[typable], atol=1e-4)
             export(ExportConfig(run=str(folder / "run"), merge=True))
         merged = transformers.AutoModelForCausalLM.from_pretrained(folder / "run" / "merged").eval()
-        assert torch.allclose(merged(tokens).logits, wanted, atol=1e-4)
+        assert torch.allclose(merged(tokens).logits[typable], wanted[typable], atol=1e-4)
     assert not list((folder / "run" / "merged").glob("adapter*"))
+    assert not list((folder / "run").glob(".*merged*"))
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "run" / "merged")
     assert tokenizer.decode(tokenizer("a text")["input_ids"]) == "a text"
+    said = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True
+    )
+    assert said == "u:hi<end>a:"
     with pytest.raises(ConfigError, match="it exists: name a folder that does not"):
         export(ExportConfig(run=str(folder / "run"), merge=True))
     with pytest.raises(ConfigError, match="is a task of text"):

@@ -86,6 +86,12 @@ class PartsRepeatEnv(RepeatEnv):
         return said, sum(parts.values()), *ends, {**info, "reward_parts": parts, "tool_failed": not action}
 
 
+class BytesPartsRepeatEnv(PartsRepeatEnv):
+    """The same without a tokenizer of its own."""
+
+    tokens = None
+
+
 class AloneRepeatEnv(RepeatEnv):
     """The same, of which a process can hold only one."""
 
@@ -146,7 +152,7 @@ class WordDialogue:
         return tokens[: self.tokenizer.obs_tokens] or [known.index("?")]
 
 
-for name in ("Repeat", "BytesRepeat", "SilentRepeat", "PartsRepeat", "AloneRepeat"):
+for name in ("Repeat", "BytesRepeat", "SilentRepeat", "PartsRepeat", "BytesPartsRepeat", "AloneRepeat"):
     gym.register(
         f"tests/{name}-v0",
         entry_point=f"tests.domains.text.text_tasks:{name}Env",
