@@ -1,6 +1,8 @@
 """Write results.csv, results.md, rollouts.md, curve.csv and curve.svg from what success.py and a run have written.
 
 python experiments/real_model/table.py run=/tmp/grpo text=a.jsonl shots=b.jsonl supervised=c.jsonl grpo=d.jsonl
+
+Several files of a stage have commas between them.
 """
 
 import csv
@@ -18,7 +20,7 @@ from experiments.real_model.success import wilson
 from experiments.real_model.supervised import TASKS
 
 HERE = Path(__file__).resolve().parent
-SHOWN = "s3_read_object,sns_list_subscriptions,s3_list_buckets,ssm_get_parameter,sqs_list_queues"  # in rollouts.md
+SHOWN = "iam_list_users,ssm_get_parameter,s3_list_buckets,dynamodb_put_item,sqs_list_queues"  # in rollouts.md
 MOST_LINES = 3  # of an answer there
 SPLIT = {task: split for split, tasks in TASKS.items() for task in tasks}
 Records = Sequence[RolloutRecord]
@@ -149,7 +151,9 @@ def counted(stage: str, records: Records) -> list[dict[str, Any]]:
 def main(words: Sequence[str]) -> None:
     given = dict(word.split("=", 1) for word in words)
     run, shown = given.pop("run"), given.pop("shown", SHOWN).split(",")
-    stages = {stage: read(path) for stage, path in given.items()}
+    stages = {
+        stage: [each for path in paths.split(",") for each in read(path)] for stage, paths in given.items()
+    }
     write_csv(HERE / "results.csv", [row for stage, of in stages.items() for row in counted(stage, of)])
     (HERE / "results.md").write_text(table(stages) + "\n")
     (HERE / "rollouts.md").write_text("# Rollouts of five tasks\n\n" + dialogues(stages, shown) + "\n")
