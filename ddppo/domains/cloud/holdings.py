@@ -193,7 +193,8 @@ def _sqs(backend: Any) -> Facts:
             yield from _unless(default, (*at, attribute), held.get(attribute))
         if held["MaximumMessageSize"] not in LARGEST:
             yield (*at, "MaximumMessageSize"), held["MaximumMessageSize"]
-        yield from _unless(None, (*at, "Policy"), _document(held.get("Policy"), queue.queue_arn))
+        if held.get("Policy"):
+            yield (*at, "Policy"), _document(held["Policy"], queue.queue_arn)
         yield from _unless(None, (*at, "RedrivePolicy"), settings(held.get("RedrivePolicy")))
         allowed = settings(getattr(queue, "redrive_allow_policy", None))
         yield from _unless(settings({"redrivePermission": "allowAll"}), (*at, "RedriveAllowPolicy"), allowed)
@@ -215,7 +216,8 @@ def _sns(backend: Any) -> Facts:
         yield from _unless(False, (*at, "FifoTopic"), str(topic.fifo_topic).lower() == "true")
         own = topic._create_default_topic_policy(backend.region_name, topic.account_id, topic.name)
         default = _document(json.dumps(own), topic.arn)
-        yield from _unless(default, (*at, "Policy"), _document(topic.policy, topic.arn))
+        if _document(topic.policy, topic.arn) != default:
+            yield (*at, "Policy"), _document(topic.policy, topic.arn)
     for one in backend.subscriptions.values():
         on: Address = ("topic", one.topic.name, "subscription", f"{one.protocol} {one.endpoint}")
         yield on, True
@@ -285,7 +287,8 @@ def _secretsmanager(backend: Any) -> Facts:
         yield (*at, "SecretString"), current.get("secret_string", current.get("secret_binary"))
         yield from _unless("alias/aws/secretsmanager", (*at, "KmsKeyId"), secret.kms_key_id)
         yield from _unless(False, (*at, "RotationEnabled"), secret.rotation_enabled)
-        yield from _unless(None, (*at, "Policy"), _document(secret.policy))
+        if secret.policy:
+            yield (*at, "Policy"), _document(secret.policy)
         yield from _unless((), (*at, "replicas"), tuple(replica.region for replica in secret.replicas))
 
 

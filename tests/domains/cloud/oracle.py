@@ -62,9 +62,11 @@ def _decisions(text: str, own: str) -> Any:
     statements = given["Statement"] if isinstance(given["Statement"], list) else [given["Statement"]]
     table = []
     for caller, action, place in itertools.product(CALLERS, ACTIONS, [own] if own else PLACES):
-        contexts: list[dict[str, str]] = [{}]
+        contexts: list[dict[str, str]] = (
+            [{}, {"aws:sourceowner": ACCOUNT}] if caller[0] == "Service" else [{}]
+        )
         if caller[1].startswith("sns."):
-            contexts = [{"aws:sourcearn": topic} for topic in TOPICS]
+            contexts = [{"aws:sourcearn": topic, **more} for topic in TOPICS for more in contexts]
         elif ":user/" in caller[1]:
             contexts = [{"aws:sourceowner": caller[1].split(":")[4]}]
         for context in contexts:
