@@ -19,6 +19,7 @@ from ddppo.config.model_settings import LOG_STD_RANGE, LayerSettings, ModelSetti
 from ddppo.errors import ConfigError
 from ddppo.spaces import ActionSpec
 
+MANY_CHOICES = 4096  # more choices than this are sampled in float64
 _NUM_NODES = 32  # of the Gauss-Hermite quadrature, for the entropy of TanhGaussian
 
 
@@ -106,6 +107,9 @@ class Categorical:
         """Return the inverse of the cumulative distribution at noise `[..., 1]`. NumPy takes half of torch's time."""
         logits, uniform = self.logits.numpy(force=True), noise.numpy()
         cumulative = np.exp(logits - np.maximum.reduce(logits, axis=-1, keepdims=True))
+        # In float32, a sum near 1 takes no weight below 6e-8: the tail of a large vocabulary would never be drawn.
+        if cumulative.shape[-1] > MANY_CHOICES:
+            cumulative, uniform = cumulative.astype(np.float64), uniform.astype(np.float64)
         np.add.accumulate(cumulative, axis=-1, out=cumulative)
         # The choice is the number of cumulative weights that are <= noise * total. The threshold stays below the total,
         # so that neither rounding nor noise near 1 draws a forbidden choice at the end.

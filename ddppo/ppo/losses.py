@@ -216,7 +216,9 @@ def loss_per_sample(
     policy = distribution(params, minibatch.get("mask"))
     logprobs = policy.log_prob(minibatch["actions"])
     log_ratio = logprobs - minibatch["logprobs"]
-    entropy = policy.entropy()
+    # At coefficient 0 it is a metric only: without a graph, which of a large vocabulary is the largest part of a step.
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not _is_zero(coefficients.entropy)):
+        entropy = policy.entropy()
     of_policy = surrogate(logprobs, log_ratio, minibatch, coefficients)
     if "returns" in minibatch:
         of_value = value_loss(
@@ -230,6 +232,10 @@ def loss_per_sample(
         kl_reference = approx_kl(minibatch["ref_logprobs"] - logprobs)
         loss = loss + coefficients.kl * kl_reference
     return loss, LossTerms(of_policy, of_value, entropy, log_ratio, kl_reference)
+
+
+def _is_zero(coefficient: float | torch.Tensor) -> bool:
+    return not isinstance(coefficient, torch.Tensor) and coefficient == 0
 
 
 def nan_unless_finite(loss: torch.Tensor) -> torch.Tensor:

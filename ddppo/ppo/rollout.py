@@ -112,7 +112,7 @@ class EpisodeOutcome:
     ended_by: str  # one of ENDS; an episode that "failed" counts in no metric
     length: int  # tokens that the policy typed
     num_turns: int  # of the policy, as far as they were played
-    num_tool_failures: int | None = None  # turns with a failed tool; None if the task never says
+    num_tool_failures: int | None = None  # turns with a failed tool or no action; None if none is known
     reward_parts: Mapping[str, float] = field(default_factory=dict)  # sums over the episode, by name
 
 
@@ -134,13 +134,15 @@ def outcome_metrics(outcomes: Sequence[EpisodeOutcome], group_size: int = 1) -> 
     }
     ends = Counter(outcome.ended_by for outcome in of)
     found |= {f"rollout/ended_by_{word}": ends[word] / len(of) for word in ENDS if word != "failed"}
-    calls = [o for o in of if o.num_tool_failures is not None]
-    if num_calls := sum(o.num_turns for o in calls):
-        found["rollout/tool_failures"] = sum(o.num_tool_failures or 0 for o in calls) / num_calls
-    # The parts of the reward: mean over the episodes that report one, and deviation within groups.
+    # A turn without an action is a failure also in an episode, or a task, that never says whether a tool failed.
+    num_turns = sum(o.num_turns for o in of)
+    if num_turns and any(o.num_tool_failures is not None for o in of):
+        found["rollout/tool_failures"] = sum(o.num_tool_failures or 0 for o in of) / num_turns
+    # The parts of the reward: mean over episodes, and deviation within groups. Tasks may have other parts each; an
+    # episode without any part, as one in which the policy never acted, counts 0 for each of them.
     for name in sorted({name for o in of for name in o.reward_parts}):
-        told = [o for o in of if name in o.reward_parts]
-        values = np.array([o.reward_parts[name] for o in told])
+        told = [o for o in of if name in o.reward_parts or not o.reward_parts]
+        values = np.array([o.reward_parts.get(name, 0.0) for o in told])
         found[f"reward/{name}"] = values.mean().item()
         if group_size > 1:
             groups = np.array([o.env_index // group_size for o in told])

@@ -152,7 +152,7 @@ LEARNING_METRICS: tuple[Metric, ...] = (
             (
                 "rollout/tool_failures",
                 "fraction",
-                "turns with info['tool_failed'] / turns; absent if the task never says",
+                "turns with info['tool_failed'] or without an action / turns; absent if no episode has or reports any",
             ),
             ("rollout/ended_by_terminated", "fraction", "episodes that the task terminated"),
             ("rollout/ended_by_time_limit", "fraction", "episodes that the task truncated"),

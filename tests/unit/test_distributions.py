@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.distributions import Bernoulli, Categorical, Independent, Normal
 
+from ddppo.models.distributions import Categorical as Choices
 from ddppo.models.distributions import action_distribution, num_action_params, num_noise
 from ddppo.spaces import ActionSpec
 
@@ -68,6 +69,18 @@ def test_choices_are_drawn_as_often_as_their_probabilities_say():
     policy = action_distribution(SPECS["discrete"], probabilities.log().expand(1000, 4))
     counts = policy.sample(evenly(1000)).bincount(minlength=4)
     assert (counts / 1000 - probabilities).abs().max() <= 1e-3
+
+
+def test_the_tail_of_a_large_vocabulary_is_drawn_as_often_as_its_probability_says():
+    """In float32 the tail has no weight: 1 + 4e-8 is 1."""
+    logits = torch.full((1, 150_000), -17.0)
+    logits[0, 0] = 0.0
+    tail = 1 - torch.softmax(logits.double(), dim=-1)[0, 0].item()
+    noise = (torch.arange(2000, dtype=torch.float64) + 0.5) / 2000
+    drawn = torch.cat([Choices(logits).sample(u.reshape(1, 1)) for u in noise[-40:]])
+    assert tail == pytest.approx(0.0062, abs=1e-4)
+    assert (drawn > 0).sum() == round(2000 * tail)  # of the 40 largest; below them, none
+    assert drawn[0] == 0
 
 
 def test_bits_are_set_as_often_as_their_probabilities_say():

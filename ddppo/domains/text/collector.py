@@ -26,6 +26,7 @@ from ddppo.domains.text.turns import Turn, Turns, make_turns
 from ddppo.envs.encoding.step_values import PARTS, WrongOutput, weighted
 from ddppo.envs.vec_env import EnvNames
 from ddppo.errors import ConfigError, EnvOutputError, TrainingError
+from ddppo.models.distributions import MANY_CHOICES
 from ddppo.ppo.rollout import EpisodeOutcome, FinishedEpisode, Rollout
 from ddppo.scaling import BatchShape
 from ddppo.terminal import warn
@@ -174,7 +175,9 @@ class TextCollector:
         Tokens are sampled with noise `[L, E, num_noise]`. Without noise, the likeliest token is typed.
         Raises EnvError as `Turns.ready` does.
         """
-        drawn = None if noise is None else torch.from_numpy(noise).to(self.dtype)
+        drawn = None if noise is None else torch.from_numpy(noise)
+        if drawn is not None and self.model.num_params <= MANY_CHOICES:
+            drawn = drawn.to(self.dtype)
         self._cache = self.model.cache(self.turns.num_envs, self.num_tokens)
         began = time.perf_counter()
         # 1. Take the answers of environments that have stepped. An empty list means that all episodes are over.

@@ -380,6 +380,19 @@ def test_the_parts_of_rewards_are_means_over_episodes_and_deviations_within_grou
     assert "reward/a_std" not in outcome_metrics(outcomes)
 
 
+def test_episodes_without_an_action_count_in_shares_of_failures_and_in_parts_of_rewards():
+    """Left out, a policy that seldom acts would look better than one that acts and fails."""
+    parts, failures = [{"a": 3.0}, {"a": 6.0}, {}], [None, None, 4]
+    outcomes = [
+        EpisodeOutcome(i, "terminated", 1, 4, num_tool_failures=failures[i], reward_parts=of)
+        for i, of in enumerate(parts)
+    ]
+    found = outcome_metrics(outcomes)
+    assert found["rollout/tool_failures"] == 4 / 12
+    assert found["reward/a"] == 3.0
+    assert "rollout/tool_failures" not in outcome_metrics(outcomes[:2])
+
+
 @pytest.mark.parametrize("told", ["yes", 2.0, np.nan])
 def test_a_success_that_is_neither_true_nor_false_is_a_sentence(told, monkeypatch):
     monkeypatch.setattr(RepeatEnv, "info", lambda self: {"is_success": told if self.num_steps else None})
