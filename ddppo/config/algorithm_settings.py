@@ -340,6 +340,15 @@ class GrpoSettings(SurrogateSettings):
                 f"ppo.ratio=sequence with ppo.token_mean={self.token_mean}: all tokens of a rollout have one ratio, "
                 "and long rollouts would weigh more: use ppo.token_mean=episodes"
             )
+        if (
+            self.loss == "cispo"
+            and self.clip_coef_high is not None
+            and self.clip_coef != SurrogateSettings().clip_coef
+        ):
+            raise ConfigError(
+                f"ppo.clip_coef={self.clip_coef} has no effect with ppo.loss=cispo and ppo.clip_coef_high: "
+                "the weight of a token is cut above only: leave ppo.clip_coef out"
+            )
         if self.ratio == "sequence" and self.loss == "cispo":
             raise ConfigError(
                 "ppo.loss=cispo with ppo.ratio=sequence: cispo weighs each token by its own ratio: use "

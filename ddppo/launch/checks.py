@@ -64,7 +64,7 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
     # 3. The model, the algorithm and the losses: build them, and try to act and to learn.
     network_warnings = _check_networks(config, spec, shape, local_world_size)
     if (path := model_class(config.model).collector_class) is not None:
-        _check_own_collector(config, path, shape)
+        _check_own_collector(config, path, shape, spec)
     if config.log.rollouts == "all" and model_class(config.model).rollout_writer_class is None:
         raise ConfigError(
             f"log.rollouts=all has no effect with model.name={config.model.name}: rollouts of text are recorded, and "
@@ -279,10 +279,12 @@ def check_own_memory(config: Config, spec: EnvSpec, shape: BatchShape) -> None:
         )
 
 
-def _check_own_collector(config: Config, path: str, shape: BatchShape) -> None:
+def _check_own_collector(config: Config, path: str, shape: BatchShape, spec: EnvSpec) -> None:
     """Check the collector that a model brings: its own rules, and whether it can act in environments of other ranks."""
     found = imported(path)
     found.check(config, shape)
+    if hasattr(found, "check_task"):
+        found.check_task(config, spec)
     only_step = any(role.steps and not role.acts for role in rank_rules.layout(config).roles)
     if only_step and not hasattr(found, "over_ranks"):
         raise ConfigError(

@@ -155,7 +155,8 @@ class RolloutCollector(Protocol):
     """Acts in the environments of a rank: `Collector`, or a class that `ActorCritic.collector_class` names.
 
     A class of a model's own also has `make(context: RankContext)`, which makes the environments and returns the
-    collector, and `check(config, shape)`, which raises ConfigError before a run begins. For distributed=env_workers it
+    collector, and `check(config, shape)`, which raises ConfigError before a run begins, as `check_task(config, spec)`
+    does if there is one. For distributed=env_workers it
     has `over_ranks(context)`. On rank 0 this returns a collector that acts in the environments of the other ranks; its
     `env` has `release()`. On the other ranks it returns an `EnvServer` (ddppo/distributed/topologies/env_workers.py).
     """

@@ -18,6 +18,7 @@ LINES = {
     "ppo=grpo ppo.divide_by_std=false": "ppo.divide_by_std is called ppo.scale_by (group for true, none for false) now",
     "ppo=grpo ppo.scale_by=std": "ppo.scale_by=std: must be one of group, batch, none",
     "ppo=grpo ppo.loss=cisp": "must be one of clip, cispo (did you mean cispo",
+    "ppo=grpo ppo.loss=cispo ppo.clip_coef_high=4 ppo.clip_coef=0.1": "ppo.clip_coef=0.1 has no effect with",
     "ppo=grpo ppo.clip_coef_high=0": "ppo.clip_coef_high=0.0: must be greater than 0",
     "ppo=grpo ppo.ratio=sequence": "long rollouts would weigh more: use ppo.token_mean=episodes",
     "ppo=grpo ppo.ratio=sequence ppo.token_mean=episodes ppo.loss=cispo": "use ppo.ratio=token, or ppo.loss=clip",

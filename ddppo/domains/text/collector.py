@@ -29,6 +29,7 @@ from ddppo.errors import ConfigError, EnvOutputError, TrainingError
 from ddppo.models.distributions import MANY_CHOICES
 from ddppo.ppo.rollout import EpisodeOutcome, FinishedEpisode, Rollout
 from ddppo.scaling import BatchShape
+from ddppo.spaces import EnvSpec
 from ddppo.terminal import warn
 
 
@@ -115,6 +116,13 @@ class TextCollector:
                 f"most {shape.num_envs}"
             )
 
+    @staticmethod
+    def check_task(config: Config, spec: EnvSpec) -> None:
+        """Raise ConfigError if system message, tools and examples fill an episode, or the model is too short for it."""
+        tokenizer = make_tokenizer(spec, config.model)
+        _check_positions(config, getattr(tokenizer, "most_tokens", None))
+        _check_room(config, getattr(tokenizer, "num_opening", 0))
+
     @classmethod
     def from_config(
         cls, config: Config, turns: Turns, model: TokenActorCritic, *, first_env: int, device: torch.device
@@ -124,14 +132,8 @@ class TextCollector:
         Args:
             first_env: global index of the first environment of `turns`.
         """
-        num_tokens, most = config.training.rollout_steps, model.most_tokens
-        section = config.training.section
-        # One position is kept free: the value of a truncated episode is read behind its last token.
-        if most is not None and num_tokens >= most:
-            raise ConfigError(
-                f"{section}.rollout_steps={num_tokens}, the tokens of an episode: the model knows {most} positions: "
-                f"use a {section}.rollout_steps of at most {most - 1}"
-            )
+        num_tokens = config.training.rollout_steps
+        _check_positions(config, model.most_tokens)
         tokenizer = make_tokenizer(turns.spec, config.model)
         _check_room(config, getattr(tokenizer, "num_opening", 0))
         wait_ms = config.env.batch_wait_ms
@@ -439,6 +441,16 @@ class TextCollector:
         if noise is None:
             return policy.mode().numpy(force=True), allowed
         return policy.sample(noise[self._record.lengths[envs] - 1, envs]).numpy(), allowed
+
+
+def _check_positions(config: Config, most: int | None) -> None:
+    section, num_tokens = config.training.section, config.training.rollout_steps
+    # One position is kept free: the value of a truncated episode is read behind its last token.
+    if most is not None and num_tokens >= most:
+        raise ConfigError(
+            f"{section}.rollout_steps={num_tokens}, the tokens of an episode: the model knows {most} positions: "
+            f"use a {section}.rollout_steps of at most {most - 1}"
+        )
 
 
 def _check_room(config: Config, num_opening: int) -> None:

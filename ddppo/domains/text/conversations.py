@@ -301,6 +301,7 @@ class ChatTokenizer:
     def __init__(self, tokens: LanguageTokens, template: ChatTemplate, config: HfSettings) -> None:
         self.tokens, self.template, self.config = tokens, template, config
         self.size, self.pad, self.end = tokens.size, tokens.pad, template.end
+        self.most_tokens = tokens.most_tokens
         self.stops = template.stops
         self.typed = tokens.mask(self.stops | template.typed)
         self.decode = tokens.decode

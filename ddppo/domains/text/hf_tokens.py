@@ -37,7 +37,9 @@ class LanguageTokens:
         path = config.hf_path
         assert path is not None, "checked before"
         try:
-            self.size = int(AutoConfig.from_pretrained(path).get_text_config().vocab_size)
+            lm_config = AutoConfig.from_pretrained(path).get_text_config()
+            self.size = int(lm_config.vocab_size)
+            self.most_tokens: int | None = getattr(lm_config, "max_position_embeddings", None)
             self._tokens: Any = AutoTokenizer.from_pretrained(path)
         except Exception as e:  # of files, or the network
             raise ConfigError(
@@ -175,6 +177,7 @@ class PlainTokenizer:
     def __init__(self, tokens: LanguageTokens, config: HfSettings) -> None:
         self.tokens, self.config = tokens, config
         self.size, self.pad, self.end = tokens.size, tokens.pad, tokens.eos
+        self.most_tokens = tokens.most_tokens
         self.stops = tokens.named_stops | {tokens.eos}
         self.typed = tokens.mask(self.stops)
         self.decode = tokens.decode

@@ -411,6 +411,10 @@ def test_episodes_longer_than_the_model_has_positions_are_refused(path):
         ConfigError, match=r"ppo.rollout_steps=128, .* knows 128 positions: use .* at most 127"
     ):
         TextCollector.from_config(config, turns, model, first_env=0, device=torch.device("cpu"))
+    with pytest.raises(
+        ConfigError, match="knows 128 positions"
+    ):  # before any process starts, and weights are read
+        TextCollector.check_task(config, SPEC)
     with torch.inference_mode():  # the value behind the last of 127 is of position 128
         model(torch.zeros(1, 128, dtype=torch.int64))
 
