@@ -23,6 +23,9 @@ for seed in 0 1; do
   success supervised $seed 4 model.hf_path="$work/supervised"
   success grpo $seed 4 model.hf_path="$work/supervised" run="$work/grpo"
 done
+hard=("env.tasks=[intermediate,advanced,expert]" env.num_envs=15 ppo.group_size=15)  # printed only
+success hard_supervised 0 1 model.hf_path="$work/supervised" "${hard[@]}"
+success hard_grpo 0 1 model.hf_path="$work/supervised" run="$work/grpo" "${hard[@]}"
 
 python $here/table.py run="$work/grpo" text="$work/text_0.jsonl" shots="$work/shots_0.jsonl" \
   supervised="$work/supervised_0.jsonl,$work/supervised_1.jsonl" grpo="$work/grpo_0.jsonl,$work/grpo_1.jsonl"

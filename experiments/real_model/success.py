@@ -34,7 +34,7 @@ def wilson(won: int, of: int) -> tuple[float, float]:
     """Return the 95 % interval of a rate by Wilson's formula (Wilson 1927), which holds near 0 and 1 too."""
     z, rate = 1.96, won / of
     middle, half = rate + z * z / (2 * of), z * math.sqrt(rate * (1 - rate) / of + z * z / (4 * of * of))
-    return (middle - half) / (1 + z * z / of), (middle + half) / (1 + z * z / of)
+    return max(0.0, middle - half) / (1 + z * z / of), (middle + half) / (1 + z * z / of)
 
 
 def table(records: Iterable[RolloutRecord]) -> str:
