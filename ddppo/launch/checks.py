@@ -4,6 +4,7 @@
 traceback from each rank. The helpers below follow its order.
 """
 
+import ctypes
 import math
 import os
 
@@ -63,6 +64,7 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
     _check_normalized(config, spec, is_far=local_world_size is None)
     # 3. The model, the algorithm and the losses: build them, and try to act and to learn.
     network_warnings = _check_networks(config, spec, shape, local_world_size)
+    _give_back_memory()
     if (path := model_class(config.model).collector_class) is not None:
         _check_own_collector(config, path, shape, spec)
     if config.log.rollouts == "all" and model_class(config.model).rollout_writer_class is None:
@@ -246,6 +248,16 @@ def _check_networks(
     if warnings and shape.num_shards:
         raise ConfigError(f"dist.reduction=ordered: {warnings[0]}; or use dist.reduction=fast")
     return warnings
+
+
+def _give_back_memory() -> None:
+    """Return the memory of the models just tried to the system: this process stays for the whole run.
+
+    The allocator of C keeps what is freed: 2 GB after a language model of 135 M parameters.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+    if trim is not None:
+        trim(0)
 
 
 def sync_of_one(model: ActorCritic) -> FlatSync:

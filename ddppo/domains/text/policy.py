@@ -21,7 +21,7 @@ from ddppo.models.model_check import ModelCheck
 from ddppo.spaces import EnvSpec
 
 # Of the check: tokens of a row, tokens of a prompt at most, and the width of an attention window.
-_LENGTH, _LONGEST_PROMPT, _WINDOW = 14, 8, 4
+_LENGTH, _LONGEST_PROMPT, _WINDOW, _MOST_ROWS = 14, 8, 4, 8
 
 
 class TokenCache(Protocol):
@@ -102,7 +102,11 @@ class TokenModelCheck(ModelCheck):
         self.brings_own_policy = False  # a distribution of the model's own is checked in `_check_rows`
 
     def check_outputs(self, size: int) -> None:
-        """Compare whole rows, as learning reads them, with the same rows read in parts."""
+        """Compare whole rows, as learning reads them, with the same rows read in parts.
+
+        8 rows at most: a language model takes seconds for more, and has other lengths in these as well.
+        """
+        size = min(size, _MOST_ROWS)
         with self.model.narrowed(_WINDOW):
             self._check_rows(self._obs(size), size)
 
@@ -186,6 +190,9 @@ class TokenModelCheck(ModelCheck):
 
     def _close(self, x: torch.Tensor) -> float:
         return max(super()._close(x), self.model.rounds_by * float(x.detach().std()))
+
+    def unused_parameters(self, size: int) -> list[str]:
+        return super().unused_parameters(min(size, _MOST_ROWS))
 
     def _alone(self, obs: Obs) -> tuple[torch.Tensor, torch.Tensor]:
         """Return action parameters `[m, L, P]` and values `[m, L]`, after checking their shapes."""
