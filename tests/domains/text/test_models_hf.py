@@ -20,6 +20,7 @@ from ddppo.models.build import build_model
 from ddppo.models.model_check import check_model
 from ddppo.policies.export.command import ExportConfig, export
 from ddppo.policies.loading import trained
+from ddppo.records import checkpoint
 from ddppo.seeding import action_noise
 from tests.support import PATIENCE_S, door
 
@@ -149,11 +150,14 @@ def test_what_is_typed_token_by_token_is_what_each_row_says_alone(net, tmp_path)
 
 
 NAMED = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "gpt_oss", "smollm3", "granite", "gpt2")
+QUICK = ("llama", "mistral", "gemma3", "gpt2")
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("lora_rank", [0, 2])
-@pytest.mark.parametrize("net", NAMED)
+@pytest.mark.parametrize(
+    "net", [net if net in QUICK else pytest.param(net, marks=pytest.mark.slow) for net in NAMED]
+)
 def test_whole_rows_and_rows_in_parts_have_the_same_logits_with_adapters_and_in_fewer_bits(
     net, lora_rank, precision, tmp_path
 ):
@@ -548,7 +552,7 @@ TEMPLATE = (
 )
 
 
-@pytest.fixture(scope="module", params=["whole", "adapters"])
+@pytest.fixture(scope="module", params=["whole", "adapters", "adapters in bfloat16"])
 def run_of_a_model(request, tmp_path_factory):
     """A run of one iteration, with the folder of its model. A template is the tokenizer's own, or a file."""
     folder = tmp_path_factory.mktemp("export")
@@ -560,15 +564,26 @@ def run_of_a_model(request, tmp_path_factory):
         tokenizer = transformers.AutoTokenizer.from_pretrained(path)
         tokenizer.chat_template = TEMPLATE
         tokenizer.save_pretrained(path)
-        more = ("model.lora_rank=2",)
+        more = ("model.lora_rank=2", "model.chat=text")
+    if "bfloat16" in request.param:
+        more += ("model.precision=bfloat16", "model.gradient_checkpointing=true", "ppo.total_steps=5000")
     result = door(
         "env=gym", "env.id=tests.domains.text.text_tasks:tests/BytesPartsRepeat-v0", "env.num_envs=8",
-        "model=hf", f"model.hf_path={path}", *more, "model.turn_tokens=6", "model.obs_tokens=20",
-        "ppo=grpo_hf", "ppo.learning_rate=0.01", "ppo.rollout_steps=64", "ppo.total_steps=1", "env.max_turns=2",
+        "model=hf", f"model.hf_path={path}", "model.turn_tokens=6", "model.obs_tokens=20", "ppo=grpo_hf",
+        "ppo.learning_rate=0.02", "ppo.rollout_steps=64", "ppo.total_steps=1", *more, "env.max_turns=2",
         "log.progress=none", "eval.final_episodes=0", run_dir=folder / "run",
     )  # fmt: skip
     assert result.code == 0, result.stderr
     return folder, path, request.param
+
+
+def change_parameters(run):
+    """Add noise to the parameters in a run's last checkpoint, as if it had learned much."""
+    file = checkpoint.chosen("last", run)
+    state = checkpoint.load(file)
+    torch.manual_seed(0)
+    state["model"] = {name: p + 0.1 * torch.randn_like(p) for name, p in state["model"].items()}
+    checkpoint.save(file, state)
 
 
 @pytest.mark.filterwarnings(
@@ -579,35 +594,47 @@ def test_an_exported_model_gives_the_same_logits_without_ddppo(run_of_a_model):
     import peft
 
     folder, path, kind = run_of_a_model
-    policy = trained(folder / "run").policy.model
+    run = folder / "run"
+    change_parameters(run)
+    policy = trained(run).policy.model
+    dtype = torch.bfloat16 if "bfloat16" in kind else torch.float32
     tokens = torch.arange(3, 33).view(2, 15)
-    with torch.inference_mode():
-        wanted = policy(tokens)[0].unflatten(0, (2, 15))
-        typable = wanted > -1e4
-        base = transformers.AutoModelForCausalLM.from_pretrained(path).eval()
-        assert (base(tokens).logits - wanted)[typable].abs().max() > 1e-2  # something was learned
-        text = export(ExportConfig(run=str(folder / "run")))
-        assert "logits within" in text
-        if kind == "adapters":
-            assert f"adapters for {path}" in text
-            named = json.loads((folder / "run" / "adapters" / "adapter_config.json").read_text())
-            assert (named["base_model_name_or_path"], named["peft_type"], named["task_type"]) == (
-                path, "LORA", "CAUSAL_LM"
-            )  # fmt: skip
-            loaded = peft.AutoPeftModelForCausalLM.from_pretrained(folder / "run" / "adapters").eval()
-            assert torch.allclose(loaded(tokens).logits[typable], wanted[typable], atol=1e-4)
-            export(ExportConfig(run=str(folder / "run"), merge=True))
-        merged = transformers.AutoModelForCausalLM.from_pretrained(folder / "run" / "merged").eval()
-        assert torch.allclose(merged(tokens).logits[typable], wanted[typable], atol=1e-4)
-    assert not list((folder / "run" / "merged").glob("adapter*"))
-    assert not list((folder / "run").glob(".*merged*"))
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "run" / "merged")
+    wanted = policy(tokens)[0].detach().unflatten(0, (2, 15))
+    typable = wanted > -1e4
+
+    @torch.inference_mode()
+    def off(lm):
+        """By how much logits of typable tokens differ (root mean square), as a share of their spread."""
+        its = lm.eval()(tokens).logits.float()
+        return float((its - wanted)[typable].square().mean().sqrt() / wanted[typable].std())
+
+    near = 1e-5 if dtype == torch.float32 else 0.1
+    assert off(transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype)) > 2 * near
+    text = export(ExportConfig(run=str(run)))
+    assert "logits within" in text
+    if "adapters" in kind:
+        assert f"adapters for {path}" in text
+        named = json.loads((run / "adapters" / "adapter_config.json").read_text())
+        assert (named["base_model_name_or_path"], named["r"], named["peft_type"]) == (path, 2, "LORA")
+        assert off(peft.AutoPeftModelForCausalLM.from_pretrained(run / "adapters", dtype=dtype)) < near
+        export(ExportConfig(run=str(run), merge=True))
+    assert off(transformers.AutoModelForCausalLM.from_pretrained(run / "merged", dtype=dtype)) < near
+    assert not list((run / "merged").glob("adapter*"))
+    assert not list(run.glob(".*merged*"))
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(run / "merged")
     assert tokenizer.decode(tokenizer("a text")["input_ids"]) == "a text"
-    said = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True
-    )
-    assert said == "u:hi<end>a:"
+    hi = [{"role": "user", "content": "hi"}]
+    assert tokenizer.apply_chat_template(hi, tokenize=False, add_generation_prompt=True) == "u:hi<end>a:"
     with pytest.raises(ConfigError, match="it exists: name a folder that does not"):
-        export(ExportConfig(run=str(folder / "run"), merge=True))
+        export(ExportConfig(run=str(run), merge=True))
     with pytest.raises(ConfigError, match="is a task of text"):
-        export(ExportConfig(run=str(folder / "run"), format="torch"))
+        export(ExportConfig(run=str(run), format="torch"))
+
+
+@pytest.mark.parametrize("run_of_a_model", ["adapters in bfloat16"], indirect=True)
+def test_a_run_in_bfloat16_with_checkpointed_layers_learns(run_of_a_model):
+    """A reward for few letters, of at most 12 in an episode."""
+    lines = (run_of_a_model[0] / "run" / "metrics.jsonl").read_text().splitlines()
+    returns = [json.loads(line)["rollout/group_return_mean"] for line in lines]
+    assert np.mean(returns[-5:]) > np.mean(returns[:5]) + 0.015
