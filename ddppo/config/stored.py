@@ -53,6 +53,13 @@ _OF_ALL_VARIANTS: dict[str, dict[str, Any]] = {
         **{"gamma": 0.99, "gae_lambda": 0.95, "value_coef": 0.5, "clip_value_coef": None},
         **{"normalize_advantages": "global", "normalize_rewards": False},
         **{"divide_by_std": True, "token_mean": "tokens", "kl_coef": 0.0},
+        **{
+            "scale_by": "group",
+            "mask_truncated": False,
+            "loss": "clip",
+            "clip_coef_high": None,
+            "ratio": "token",
+        },
     },
 }
 
