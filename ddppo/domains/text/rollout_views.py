@@ -66,7 +66,7 @@ class RolloutsConfig:
     # Which of these, and how they are shown.
     best: int | None = setting(None, "so many of the highest return", low=1)
     worst: int | None = setting(None, "so many of the lowest return", low=1)
-    most: int = setting(_LISTED, "rollouts of the list, the newest", low=1)
+    most: int = setting(_LISTED, "rollouts of the list, the newest; best and worst show all of theirs", low=1)
     full: bool = setting(False, "show each rollout of the list in full")
     # Files.
     html: str | None = setting(None, "file for a page with the rollouts and filters, such as page.html")
@@ -92,8 +92,14 @@ def view(options: RolloutsConfig, width: int | None = None) -> str:
     if lines:
         return "\n".join(lines)
     if len(found) == 1 or options.full:
-        return "\n\n".join(in_full(record) for record in found[-options.most :])
-    return listed(found, len(records), options.most, width)
+        return "\n\n".join(in_full(record) for record in found[-_num_shown(found, options) :])
+    return listed(found, len(records), _num_shown(found, options), width)
+
+
+def _num_shown(found: Sequence[RolloutRecord], options: RolloutsConfig) -> int:
+    """Return how many rollouts the terminal shows: `best` and `worst` have given their numbers already."""
+    is_ranking = options.best is not None or options.worst is not None
+    return len(found) if is_ranking else options.most
 
 
 # -- Filters.

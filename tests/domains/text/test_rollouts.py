@@ -207,6 +207,14 @@ def test_the_list_has_a_line_for_each_of_the_newest(tmp_path):
     assert [line.split()[0] for line in text.splitlines()[-2:]] == ["12.3", "e70.4"]
 
 
+@pytest.mark.parametrize("full", [False, True])
+def test_a_ranking_is_shown_whole_however_long_it_is(tmp_path, full):
+    folder = run_of(tmp_path, *(record(i, episode_return=i / 8) for i in range(32)))
+    text = view(RolloutsConfig(str(folder), best=24, full=full), width=160)
+    names = [line.split()[0] for line in text.splitlines() if line.startswith("4.")]
+    assert names == [f"4.{i}" for i in range(31, 7, -1)]
+
+
 def test_a_long_line_is_cut_at_the_width_of_the_terminal_and_takes_nothing_from_other_columns(tmp_path):
     long = record(11, task="t" * 40, turns=[TurnRecord(None, "x" * 500, "", 0.0, 1)])
     lines = view(RolloutsConfig(str(run_of(tmp_path, record(), long))), width=150).splitlines()
