@@ -92,7 +92,7 @@ def view(options: RolloutsConfig, width: int | None = None) -> str:
     if lines:
         return "\n".join(lines)
     if len(found) == 1 or options.full:
-        return "\n\n".join(in_full(record) for record in found[-_num_shown(found, options) :])
+        return "\n\n".join(in_full(record) for record in newest(found, _num_shown(found, options)))
     return listed(found, len(records), _num_shown(found, options), width)
 
 
@@ -100,6 +100,17 @@ def _num_shown(found: Sequence[RolloutRecord], options: RolloutsConfig) -> int:
     """Return how many rollouts the terminal shows: `best` and `worst` have given their numbers already."""
     is_ranking = options.best is not None or options.worst is not None
     return len(found) if is_ranking else options.most
+
+
+def newest(records: Sequence[RolloutRecord], most: int) -> Sequence[RolloutRecord]:
+    """Return the last `most` records: half of them of evaluations, half of training, as far as there are so many."""
+    if most >= len(records):
+        return records
+    training = [record for record in records if record.kind == "training"]
+    evaluations = [record for record in records if record.kind != "training"]
+    num_evaluations = min(len(evaluations), max((most + 1) // 2, most - len(training)))
+    first = len(training) - (most - num_evaluations)
+    return training[first:] + evaluations[len(evaluations) - num_evaluations :]
 
 
 # -- Filters.
@@ -201,7 +212,7 @@ def counted(records: Sequence[RolloutRecord]) -> str:
 
 def listed(records: Sequence[RolloutRecord], num_all: int, most: int, width: int | None = None) -> str:
     """Return a table with a line for each of the newest `most` records."""
-    shown = records[-most:]
+    shown = newest(records, most)
     rows = []
     for record in shown:
         last = record.turns[-1] if record.turns else None

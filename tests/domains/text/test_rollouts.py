@@ -14,6 +14,7 @@ from ddppo.domains.text.rollout_views import (
     excerpts,
     fitting,
     in_full,
+    newest,
     page,
     view,
     visible,
@@ -205,6 +206,20 @@ def test_the_list_has_a_line_for_each_of_the_newest(tmp_path):
     text = view(RolloutsConfig(str(run_of(tmp_path, *MANY)), most=2), width=160)
     assert text.startswith("5 rollouts, of which 2 are listed (most=5 lists all)")
     assert [line.split()[0] for line in text.splitlines()[-2:]] == ["12.3", "e70.4"]
+
+
+@pytest.mark.parametrize(
+    ("num_training", "num_evaluations", "listed"),
+    [(30, 30, (10, 10)), (3, 30, (3, 17)), (30, 3, (17, 3)), (0, 30, (0, 20)), (4, 5, (4, 5))],
+)
+def test_the_list_of_the_newest_shows_training_and_evaluations(num_training, num_evaluations, listed):
+    of_training = [record(i) for i in range(num_training)]
+    of_evaluations = [record(i, kind="evaluation", env_steps=70, group=None) for i in range(num_evaluations)]
+    shown = newest([*of_training, *of_evaluations], 20)
+    num_shown, num_evaluated = listed
+    assert list(shown) == [
+        *of_training[num_training - num_shown :], *of_evaluations[num_evaluations - num_evaluated :]
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("full", [False, True])
