@@ -296,10 +296,7 @@ class Learner:
         rewards, config = rollout.rewards, self.config
         if not self.estimator.reads_float64:
             rewards = rewards.to(rollout.values.dtype)
-        if config.reward_scale != 1.0:
-            rewards = rewards * config.reward_scale
-        if config.reward_clip is not None:
-            rewards = rewards.clamp(-config.reward_clip, config.reward_clip)
+        rewards = scaled_and_clipped(rewards, config)
         if self.reward_normalizer is not None:
             ended = rollout.terminated | rollout.truncated
             rewards = self.reward_normalizer(rewards, ended, rollout.valid, self.gather)
@@ -461,6 +458,15 @@ class EagerStep:
         num_ours = len(is_finite) - len(self.own_terms)
         of_terms = zip(self.own_terms, is_finite[num_ours:], strict=True)
         return {term.name: not finite and all(is_finite[:num_ours]) for term, finite in of_terms}
+
+
+def scaled_and_clipped(rewards: torch.Tensor, config: SurrogateSettings) -> torch.Tensor:
+    """Return the rewards times ppo.reward_scale, then cut to ppo.reward_clip."""
+    if config.reward_scale != 1.0:
+        rewards = rewards * config.reward_scale
+    if config.reward_clip is not None:
+        rewards = rewards.clamp(-config.reward_clip, config.reward_clip)
+    return rewards
 
 
 # -- Parts of a step that all implementations share.

@@ -67,7 +67,8 @@ class RolloutRecord:
     policy: int  # iterations that the policy which acted had learned from
     episode_return: float | None  # None if the rollout failed
     group_mean: float | None = None  # mean return of the group, failed rollouts left out
-    advantage: float | None = None  # GRPO's; None with a value function, or in an evaluation
+    # GRPO's; None with a value function, in an evaluation, and if ppo.mask_truncated left the rollout out.
+    advantage: float | None = None
     reward_parts: dict[str, float] = field(default_factory=dict)  # sums over turns
     is_success: bool | None = None  # None if the environment does not say
     ended_by: str | None = None  # a word of ddppo.ppo.rollout.ENDS
@@ -218,7 +219,7 @@ class RolloutWriter:
         if self._mode == "none":
             return
         # 1. One gather: every rank gets the returns of all rollouts, and so makes the same choice.
-        was_played, returns, rounding = self._gathered()
+        was_played, is_left_out, returns, learned, rounding = self._gathered()
         if (collector := self._collector) is None:
             return
         # 2. The rollouts to write, of those of this rank.
@@ -234,29 +235,44 @@ class RolloutWriter:
             policy=iteration - 1,
         )  # fmt: skip
         # 3. Their places in their groups.
-        means, advantages = in_groups(returns, rounding, was_played, training)
+        means, _ = in_groups(returns, rounding, was_played, training)
+        _, advantages = in_groups(learned, rounding, was_played, training)
         for record in records:
             record.group = record.env // training.group_size
             if was_played[record.env]:
                 record.group_mean = means[record.group].item()
-                record.advantage = None if advantages is None else advantages[record.env].item()
+                if advantages is not None and not is_left_out[record.env]:
+                    record.advantage = advantages[record.env].item()
         write_records(self._folder / f"iteration_{iteration:08d}.jsonl", records)
 
-    def _gathered(self) -> "tuple[torch.Tensor, torch.Tensor, torch.Tensor]":
-        """Return of the N rollouts of all ranks whether they were played, their returns, and the returns' rounding."""
+    def _gathered(self) -> "tuple[torch.Tensor, ...]":
+        """Return what is known of the N rollouts of all ranks, each `[N]`.
+
+        Whether each was played, and left out by ppo.mask_truncated; its return, the return that learning sees (scaled
+        and clipped), and the rounding of the latter.
+        """
         import torch
 
         from ddppo.algorithms.grpo import rounding_of_returns
+        from ddppo.ppo.learner import scaled_and_clipped
+        from ddppo.ppo.rollout import CUTS
 
-        local = torch.zeros(3, self._context.shape.num_envs, dtype=torch.float64)
+        training = self._context.config.training
+        local = torch.zeros(5, self._context.shape.num_envs, dtype=torch.float64)
         if (collector := self._collector) is not None:
             played = collector.played
             rewards = torch.from_numpy(np.where(played.own & ~played.failed, played.rewards, 0.0))
+            learned = rewards
+            if isinstance(training, GrpoSettings):
+                learned = scaled_and_clipped(rewards, training)
             columns = local[:, collector.first_env : collector.first_env + rewards.shape[1]]
             columns[0] = torch.from_numpy(played.own.any(axis=0) & ~played.failed)
-            columns[1], columns[2] = rewards.sum(dim=0), rounding_of_returns(rewards, rewards)
-        was_played, returns, rounding = self._context.group.gather(local).sum(dim=0)  # [W, 3, N] -> [3, N]
-        return was_played > 0, returns, rounding
+            if isinstance(training, GrpoSettings) and training.mask_truncated:
+                columns[1] = torch.tensor([word in CUTS for word in collector.ended_by])
+            columns[2], columns[3] = rewards.sum(dim=0), learned.sum(dim=0)
+            columns[4] = rounding_of_returns(learned, rewards)
+        was_played, is_left_out, *sums = self._context.group.gather(local).sum(dim=0)  # [W, 5, N] -> [5, N]
+        return was_played > 0, is_left_out > 0, *sums
 
     @property
     def _collector(self) -> "TextCollector | None":

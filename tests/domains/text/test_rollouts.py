@@ -29,7 +29,7 @@ from ddppo.domains.text.rollouts import (
     write_records,
 )
 from ddppo.errors import ConfigError, RunFolderError
-from ddppo.ppo.rollout import ENDS
+from ddppo.ppo.rollout import CUTS, ENDS
 from tests.domains.text.test_groups_of_text import KINDS
 from tests.domains.text.test_text_collector import BYTES, made, played
 from tests.domains.text.text_tasks import TIERS
@@ -336,6 +336,31 @@ def test_a_run_records_every_rollout_with_the_advantage_that_the_learner_gave_it
         assert [r.advantage for r in training if r.iteration == i] == pytest.approx(
             advantages.tolist(), abs=1e-12
         )
+
+
+@pytest.mark.parametrize(
+    "limits", [[], ["ppo.mask_truncated=true", "env.max_turns=1", "env.kwargs.turns=2"]], ids=["whole", "cut"]
+)
+def test_a_recorded_advantage_is_of_the_rewards_that_learning_sees_and_absent_if_left_out(tmp_path, limits):
+    learning = ["ppo.scale_by=none", "ppo.reward_scale=0.5", "ppo.reward_clip=0.3", *limits]
+    result = door(*TINY, *KINDS["grpo"], *ALL, *learning, "ppo.total_steps=60", run_dir=tmp_path / "run")
+    assert result.code == 0, result.stderr
+    groups = {}
+    for each in read_rollouts(tmp_path / "run"):
+        if each.kind == "training":
+            groups.setdefault((each.iteration, each.group), []).append(each)
+    advantages = [each.advantage for group in groups.values() for each in group]
+    if limits:
+        assert {each.ended_by for group in groups.values() for each in group} <= set(CUTS)
+        assert set(advantages) == {None}
+        return
+    assert any(advantages)
+    for group in groups.values():
+        learned = [sum(min(0.5 * turn.reward, 0.3) for turn in each.turns) for each in group]
+        mean = sum(learned) / len(learned)
+        assert [each.advantage for each in group] == pytest.approx([x - mean for x in learned])
+        returns = [each.episode_return for each in group]
+        assert group[0].group_mean == pytest.approx(sum(returns) / len(returns))
 
 
 @pytest.mark.quick_cases("ddp-2", "env_workers-3")
