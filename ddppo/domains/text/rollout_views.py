@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from omegaconf import MISSING
 from rich.box import SIMPLE_HEAD
@@ -36,6 +37,7 @@ _COLUMNS = (
 _BETWEEN = 3  # blanks between two columns
 _MOST_WIDE = 10_000  # columns of a terminal: rich narrows no column of a table that fits
 _ROUNDING = 1e-12
+_IN_FILE_NAMES = " !#$&'()+,;=@[]{}"  # beside letters, digits and _.-~
 _MOST_NAMED = 12  # values that a message lists
 # Characters that change what a terminal or browser shows around them: controls, and marks of writing direction.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -375,7 +377,8 @@ def write_inspect(path: Path, records: Sequence[RolloutRecord], title: str) -> N
     """
     samples, epochs = [], dict[str, int]()
     for record in records:
-        of_task = record.task or "task"
+        # The id is in the name of a file of the zip, in which the viewer finds no folders.
+        of_task = quote(record.task or "task", safe=_IN_FILE_NAMES)
         epochs[of_task] = epochs.get(of_task, 0) + 1
         samples.append(_sample(record, of_task, epochs[of_task]))
     # 1. The header: the run as an evaluation that is complete.

@@ -291,6 +291,16 @@ def test_a_log_for_inspect_is_a_zip_of_a_header_summaries_and_a_file_for_each_ro
     assert (sample["metadata"]["iteration"], sample["metadata"]["name"]) == (5, "5.1")
 
 
+def test_a_log_for_inspect_has_a_file_and_no_folder_for_a_task_with_a_slash_in_its_name(tmp_path):
+    path = tmp_path / "run.eval"
+    write_inspect(path, [record(task="s3/make bucket")], "outputs/run")
+    with zipfile.ZipFile(path) as archive:
+        sample = json.loads(archive.read("samples/s3%2Fmake bucket_epoch_1.json"))
+        (summary,) = json.loads(archive.read("summaries.json"))
+    assert sample["id"] == summary["id"] == "s3%2Fmake bucket"
+    assert sample["metadata"]["task"] == "s3/make bucket"
+
+
 @pytest.mark.parametrize("given", [{"html": "page.txt"}, {"inspect": "nowhere/run.eval"}])
 def test_a_file_that_cannot_be_is_refused_before_anything_is_read(given):
     with pytest.raises(ConfigError, match="a file that ends in"):
