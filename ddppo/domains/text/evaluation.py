@@ -5,7 +5,8 @@ does not matter.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -75,6 +76,24 @@ def _noise(collector: TextCollector, seeds: Sequence[int]) -> np.ndarray:
     return np.stack([stream(seed, "action").random(shape) for seed in seeds], axis=1)
 
 
+@contextmanager
+def own_collector(policy: Policy, config: Config, most: int) -> Iterator[TextCollector]:
+    """Make a collector with environments of its own, at most `most` and as many as training has; close them."""
+    env = config.env
+    # One process may hold the environments of a rank, and not those of all ranks.
+    if env.backend == "sync":
+        env = replace(env, backend="auto")
+    num_envs = min(most, env.num_envs)
+    turns = make_turns(env, range(num_envs), 0, config.dist.timeout_s, config.dist.allowed_restarts)
+    model = policy.model
+    assert isinstance(model, TokenActorCritic)
+    try:
+        device = next(model.parameters()).device
+        yield TextCollector.from_config(config, turns, model, first_env=0, device=device)
+    finally:
+        turns.close()
+
+
 class TextEvaluator(Evaluator):
     """Plays all tasks equally often.
 
@@ -130,20 +149,8 @@ class TextEvaluator(Evaluator):
             assert isinstance(self.collector, TextCollector)
             return [play(self.collector, chunk) for chunk in chunks]
         # Without training: environments of our own.
-        config, model = self.config, self.policy.model
-        env = config.env
-        # One process may hold the environments of a rank, and not those of all ranks.
-        if env.backend == "sync":
-            env = replace(env, backend="auto")
-        num_envs = min(max(map(len, chunks)), env.num_envs)
-        turns = make_turns(env, range(num_envs), 0, config.dist.timeout_s, config.dist.allowed_restarts)
-        device = next(model.parameters()).device
-        assert isinstance(model, TokenActorCritic)
-        try:
-            collector = TextCollector.from_config(config, turns, model, first_env=0, device=device)
-            return [play(collector, chunk) for chunk in chunks]
-        finally:
-            turns.close()
+        with own_collector(self.policy, self.config, max(map(len, chunks))) as own:
+            return [play(own, chunk) for chunk in chunks]
 
     def scores(self, columns: Sequence[Sequence[float]]) -> Scores:
         """Return the scores of the episodes that were not lost. Raises TrainingError if all were lost."""

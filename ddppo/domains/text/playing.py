@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ddppo.domains.text.collector import nucleus
-from ddppo.domains.text.evaluation import TextEvaluator
+from ddppo.domains.text.evaluation import TextEvaluator, own_collector
 from ddppo.domains.text.policy import TokenActorCritic
 from ddppo.domains.text.rollout_views import in_full
 from ddppo.domains.text.settings import text_settings
@@ -101,12 +101,15 @@ class TextPolicy(LoadedPolicy):
 def conversations(
     trained: Trained, episodes: Sequence[int], seed: int, *, deterministic: bool = True
 ) -> Iterator[str]:
-    """Play the episodes with these numbers, one after another, and yield each as a conversation. Raises TrainingError.
+    """Play the episodes with these numbers in turn, and yield each as a conversation as soon as it is over.
 
+    Raises TrainingError.
     They are the episodes of an evaluation with this seed. Nothing is written.
     """
-    evaluator = TextEvaluator(trained.policy, trained.config, keeps=True)
-    evaluator.play([episodes], 1, seed, deterministic=deterministic)
-    for record in evaluator.rollouts:
-        record.env_steps, record.policy = trained.state["env_steps"], trained.state["iteration"]
-        yield in_full(record)
+    with own_collector(trained.policy, trained.config, 1) as collector:
+        evaluator = TextEvaluator(trained.policy, trained.config, collector, keeps=True)
+        for number in episodes:
+            evaluator.play([[number]], 1, seed, deterministic=deterministic)
+            for record in evaluator.rollouts:
+                record.env_steps, record.policy = trained.state["env_steps"], trained.state["iteration"]
+                yield in_full(record)

@@ -9,6 +9,7 @@ import torch
 from ddppo.config.settings import Config, DistSettings, EnvConfig
 from ddppo.config.variants import settings_of
 from ddppo.domains.text.evaluation import TextEvaluator, play_tasks, rounded_up
+from ddppo.domains.text.playing import conversations
 from ddppo.domains.text.rollouts import read_rollouts
 from ddppo.domains.text.token_policy import TokenPolicy
 from ddppo.enjoy import EnjoyConfig, enjoy
@@ -218,6 +219,22 @@ def test_enjoy_prints_the_conversations_of_the_episodes_of_an_evaluation(typing,
     assert list((typing / "rollouts").glob("*")) == before
     with pytest.raises(ConfigError, match=r"fps=3.0: .* is a task of text, without pictures"):
         enjoy(EnjoyConfig(str(typing), fps=3.0))
+
+
+def test_enjoy_tells_each_episode_as_soon_as_it_is_over(typing, monkeypatch):
+    played = []
+    play = TextEvaluator.play
+
+    def counted(self, chunks, *more, **settings):
+        played.extend(chunks)
+        return play(self, chunks, *more, **settings)
+
+    monkeypatch.setattr(TextEvaluator, "play", counted)
+    told = conversations(trained(typing), range(3), 1)
+    for number in range(3):
+        assert next(told).startswith(f"e300.{number} ")
+        assert played == [[n] for n in range(number + 1)]
+    assert list(told) == []
 
 
 def test_an_evaluation_records_its_episodes_in_the_run_folder(tmp_path):
