@@ -42,7 +42,7 @@ _OF_ALL_VARIANTS: dict[str, dict[str, Any]] = {
         **{"sampling_temperature": 1.0, "top_p": 1.0},
         **{"chat": "auto", "chat_template": None, "chat_template_kwargs": {}, "stop_tokens": []},
         **{"tool_calls": "auto"},
-        **{"system": None, "shots": None, "long_texts": "cut_end"},
+        **{"system": None, "shots": None, "long_texts": "cut_end", "begin_text": True},
     },
     "dist": {
         **{"num_learners": None, "env_shares": [], "observers": None, "max_wait_ms": None, "max_lag": None},
@@ -65,7 +65,7 @@ _OF_ALL_VARIANTS: dict[str, dict[str, Any]] = {
 
 # Of older runs: values of later settings with which they go on as before, by section and variant.
 _AS_BEFORE: dict[tuple[str, str], dict[str, Any]] = {
-    ("model", "hf"): {"chat": "text", "system": "", "shots": []},
+    ("model", "hf"): {"chat": "text", "system": "", "shots": [], "begin_text": False},
 }
 
 

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,13 @@ import numpy as np
 from ddppo.domains.text.settings import HfSettings, wrong_shots
 from ddppo.errors import ConfigError, EnvOutputError, in_one_line
 from ddppo.package import install_command
+
+# Templates such as Llama 3's print the day. With today's, a run would end at midnight, as its earlier messages would
+# change, and a resumed run or an evaluation would read other prompts. This macro is in front of a template, as the
+# library passes no functions to it; the empty text keeps a newline that follows.
+_DAY = datetime(2025, 1, 1)
+_REPLACED = "".join(f" | replace('%{x}', {_DAY.strftime(f'%{x}')!r})" for x in "aAbBcdfHIjmMpSUwWxXyYZz")
+_ON_ONE_DAY = "{% macro strftime_now(format) %}{{ format" + _REPLACED + " }}{% endmacro %}{{ '' }}"
 
 
 class LanguageTokens:
@@ -56,7 +64,8 @@ class LanguageTokens:
         self.named_stops = frozenset(self._id_of(text, config) for text in config.stop_tokens)
         self.stops = self.named_stops | {self.eos} | self._generation_stops(path)
         # Special tokens as texts, the longest first: no text of an environment may contain them.
-        names = sorted(self._tokens.convert_ids_to_tokens(sorted(self.special | self.stops)), key=len)
+        broken = self.special | (self.stops - self.named_stops)
+        names = sorted(self._tokens.convert_ids_to_tokens(sorted(broken)), key=len)
         self._specials = re.compile("|".join(re.escape(name) for name in reversed(names) if len(name) > 1))
 
     def mask(self, kept: Collection[int]) -> np.ndarray:
@@ -68,6 +77,7 @@ class LanguageTokens:
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text; names of special tokens in it become these. None is added at its ends."""
+        text = text.encode(errors="replace").decode()  # half of an emoji is no text
         ids: list[int] = self._tokens.encode(text, add_special_tokens=False)
         return ids
 
@@ -85,7 +95,11 @@ class LanguageTokens:
     def rendered(self, template: str, messages: Sequence[Mapping[str, Any]], **more: Any) -> str:
         """Return a conversation as text, up to where the assistant begins to write. Raises what the template raises."""
         text: str = self._tokens.apply_chat_template(
-            list(messages), chat_template=template, add_generation_prompt=True, tokenize=False, **more
+            list(messages),
+            chat_template=_ON_ONE_DAY + template,
+            add_generation_prompt=True,
+            tokenize=False,
+            **more,
         )
         return text
 
@@ -182,7 +196,8 @@ class PlainTokenizer:
         self.typed = tokens.mask(self.stops)
         self.decode = tokens.decode
         # Tokens before the text of a prompt, as far as the settings say.
-        self.num_opening = len(tokens.begin) + len(tokens.encode(Opening.of(config, {}).as_text()))
+        self.start = tokens.begin if config.begin_text else []
+        self.num_opening = len(self.start) + len(tokens.encode(Opening.of(config, {}).as_text()))
 
     def begin(self, prompt: str, info: Mapping[str, Any] | None = None) -> "PlainDialogue":
         return PlainDialogue(self, Opening.of(self.config, info or {}).as_text(), prompt)
@@ -196,7 +211,7 @@ class PlainDialogue:
         self._typed: list[int] = []
         self.num_cut = 0  # texts of the environment that were longer than obs_tokens
         tokens = tokenizer.tokens
-        self.prompt_tokens = [*tokens.begin, *tokens.encode(opening), *self._read(prompt)]
+        self.prompt_tokens = [*tokenizer.start, *tokens.encode(opening), *self._read(prompt)]
 
     @property
     def is_over(self) -> bool:

@@ -113,6 +113,10 @@ class HfSettings(TextSettings):
         "worked examples before the prompt, instead of the task's: a list of [prompt,command,answer,command,...]; "
         "[] is no examples",
     )
+    begin_text: bool = setting(
+        True,
+        "plain text begins with the begin of text, if the tokenizer puts it there; a chat template writes its own",
+    )
     long_texts: str = setting(
         "cut_end",
         "a prompt or an answer of more than obs_tokens loses its end (cut_end) or its front (cut_front), or ends the "

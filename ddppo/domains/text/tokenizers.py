@@ -17,6 +17,7 @@ from ddppo.plugins import imported
 from ddppo.spaces import EnvSpec
 
 _NEWLINE = 10
+_OF_LANGUAGE_MODELS = "ddppo.domains.text.conversations:language_tokenizer"  # which builds on this file
 _REQUIRED = ("size", "pad", "end", "begin")  # attributes of a tokenizer
 
 
@@ -96,9 +97,8 @@ def make_tokenizer(spec: EnvSpec, model: ModelSettings) -> Tokenizer:
     config = text_settings(model)
     # A language model has its own tokens, and not those of the task.
     if isinstance(config, HfSettings):
-        from ddppo.domains.text.conversations import language_tokenizer  # which builds on this file
-
-        return language_tokenizer(config, spec.tools or ())
+        of_language: Tokenizer = imported(_OF_LANGUAGE_MODELS)(config, spec.tools or ())
+        return of_language
     limits = {"turn_tokens": config.turn_tokens, "obs_tokens": config.obs_tokens}
     if spec.tokens is None:
         # A character has at least one byte: so many bytes never exceed the characters that the task accepts.

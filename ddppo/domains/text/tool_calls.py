@@ -188,8 +188,14 @@ def action_of(message: str, form: str, tools: Sequence[Tool]) -> str | NoAction:
         return NoAction("error: the call is nested too deeply")
     parameter = text_parameter(tools)
     if parameter is not None:
-        return str(arguments[parameter])
-    return json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+        action = str(arguments[parameter])
+    else:
+        action = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    try:
+        action.encode()
+    except UnicodeEncodeError:  # "\\ud83d" in JSON, half of an emoji, is no text
+        return NoAction("error: the call has half of a character: write characters, not their escapes")
+    return action
 
 
 def _said(message: str) -> str:

@@ -289,6 +289,20 @@ def test_wrong_openings_of_a_task_are_named(chatml):
             begun(tokenizer, "say a", info)
 
 
+def test_a_template_that_prints_the_day_prints_the_same_one_on_every_day(tmp_path):
+    """Else a run would end at midnight, and a resumed run would read other prompts."""
+    dated = "{{ strftime_now('%d %b %Y %H:%M:%S.%f') }} " + CHATML
+    tokenizer = made(chat_model(tmp_path, dated, weights=False))
+    first, again = begun(tokenizer, "say b", {}), begun(tokenizer, "say b", {})
+    assert first.prompt_tokens == again.prompt_tokens
+    assert tokenizer.decode(first.prompt_tokens).startswith("01 Jan 2025 00:00:00")
+
+
+def test_a_text_with_half_of_a_character_is_read_with_a_question_mark(chatml):
+    dialogue = begun(made(chatml), "say \ud83d", {})
+    assert "say ?" in made(chatml).decode(dialogue.prompt_tokens)
+
+
 def test_a_template_may_come_from_a_file(chatml, tmp_path):
     path = tmp_path / "other.jinja"
     path.write_text(CHATML.replace("<|im_start|>", "<s>"))
@@ -360,5 +374,6 @@ def test_stored_runs_go_on_in_plain_text_without_an_opening(chatml):
     of_before = {"model": {"name": "hf", "hf_path": chatml, "lora_rank": 4}}
     assert without_others(of_before)["model"] == {
         "name": "hf", "hf_path": chatml, "lora_rank": 4, "chat": "text", "system": "", "shots": [],
+        "begin_text": False,
     }  # fmt: skip
     assert without_others({"model": {"name": "hf", "chat": "auto"}})["model"]["chat"] == "auto"

@@ -47,6 +47,15 @@ def test_a_call_is_read_in_each_form(form):
     assert form_of(WRITTEN[form], ("cli", {"command": LINE})) == form
 
 
+@pytest.mark.parametrize("tools", [CLI, SHOP])
+def test_half_of_a_character_in_a_call_is_no_action(tools):
+    name, key = ("cli", "command") if tools is CLI else ("buy", "item")
+    message = f'<tool_call>{{"name": "{name}", "arguments": {{"{key}": "\\ud83d"}}}}</tool_call>'
+    action = action_of(message, "hermes", tools)
+    assert isinstance(action, NoAction)
+    assert "half of a character" in action.message
+
+
 def test_a_call_of_mistral_may_name_the_tool_before_its_arguments():
     for message in (f'[TOOL_CALLS]cli[ARGS]{{"command": {TEXT}}}', f'[TOOL_CALLS]cli{{"command": {TEXT}}}'):
         assert action_of(message, "mistral", CLI) == LINE
