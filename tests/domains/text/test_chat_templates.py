@@ -125,6 +125,7 @@ def check(path, folder, refused, *, calls):
         tools=tools if tokenizer.template.form else None,
         tokenize=False,
         add_generation_prompt=True,
+        date_string="01 Jan 2025",  # the day that ddppo lets Llama's templates print
     )
     whole = library.encode(text, add_special_tokens=False)
     row, actions = played(tokenizer, whole, COMMANDS)
