@@ -125,7 +125,8 @@ def check(path, folder, refused, *, calls):
         tools=tools if tokenizer.template.form else None,
         tokenize=False,
         add_generation_prompt=True,
-        date_string="01 Jan 2025",  # the day that ddppo lets Llama's templates print
+        # The day that ddppo lets templates print.
+        **({"date_string": "01 Jan 2025"} if "strftime_now" in path.read_text() else {}),
     )
     whole = library.encode(text, add_special_tokens=False)
     row, actions = played(tokenizer, whole, COMMANDS)
