@@ -51,6 +51,7 @@ def test_scalars_are_grouped_and_named_as_in_the_table(written):
     tags = set(read(written).Tags()["scalars"])
     assert {tag.split("/")[0] for tag in tags} == {
         "rollout",
+        "reward",
         "train",
         "loss",
         "user",

@@ -309,6 +309,10 @@ class ChatTokenizer:
         opening = Conversation(template, Opening.of(config, {}), "prompt").rendered
         self.num_opening = len(tokens.encode(opening)) - len(tokens.encode("prompt"))
 
+    def system_of(self, info: Mapping[str, Any]) -> str | None:
+        """Return the text of the system message of an episode whose reset gave `info`; None if it has none."""
+        return Opening.of(self.config, info).system or None
+
     def begin(self, prompt: str, info: Mapping[str, Any] | None = None) -> "ChatDialogue":
         return ChatDialogue(self, prompt, info or {})
 

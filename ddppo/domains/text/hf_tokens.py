@@ -199,6 +199,10 @@ class PlainTokenizer:
         self.start = tokens.begin if config.begin_text else []
         self.num_opening = len(self.start) + len(tokens.encode(Opening.of(config, {}).as_text()))
 
+    def system_of(self, info: Mapping[str, Any]) -> str | None:
+        """Return the text of the system message of an episode whose reset gave `info`; None if it has none."""
+        return Opening.of(self.config, info).system or None
+
     def begin(self, prompt: str, info: Mapping[str, Any] | None = None) -> "PlainDialogue":
         return PlainDialogue(self, Opening.of(self.config, info or {}).as_text(), prompt)
 

@@ -149,6 +149,12 @@ def _record_of(collector: "TextCollector", i: int, known: Mapping[str, Any]) -> 
                 _numbers(parts),
             )
         )
+    # A task may offer a system message that the policy does not read, or that the settings replace.
+    tokenizer, system = collector.tokenizer, None
+    if hasattr(tokenizer, "system_of"):
+        system = tokenizer.system_of(transcript.info)
+    elif getattr(tokenizer, "reads_info", False):
+        system = transcript.info.get("system")
     # 2. The episode: what the environment's info says, else the options with which it began.
     task = transcript.info.get("task") or options.get("task")
     tier = transcript.info.get("tier") or (collector.turns.spec.tasks or {}).get(str(task))
@@ -168,8 +174,7 @@ def _record_of(collector: "TextCollector", i: int, known: Mapping[str, Any]) -> 
         is_success=None if math.isnan(achieved) else bool(achieved),
         ended_by=collector.ended_by[i],
         num_tokens=int(played.own[:, i].sum()),
-        # A task may offer a system message that this policy does not read.
-        system=transcript.info.get("system") if getattr(collector.tokenizer, "reads_info", False) else None,
+        system=system,
         prompt=transcript.prompt,
         turns=turns,
     )

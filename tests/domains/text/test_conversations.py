@@ -87,6 +87,7 @@ def test_the_task_brings_system_message_and_shots_where_the_settings_do_not(chat
         ({"system": "", "shots": []}, "You are a small model.<|im_end|>\n"),
     ):
         tokenizer = made(chatml, **more)
+        assert tokenizer.system_of(info) == (more.get("system", "Of the task.") or None)  # of records
         text = tokenizer.tokens.decode(begun(tokenizer, "say b", info).prompt_tokens)
         assert (
             text == f"<|im_start|>system\n{found}<|im_start|>user\nsay b<|im_end|>\n<|im_start|>assistant\n"
