@@ -80,7 +80,7 @@ CASES = {
     # do not exist.
     "grpo": (("env=cartpole", "ppo=grpo", "ppo.group_size=2", "env.max_episode_steps=8", "deterministic=true",
               "ppo.rollout_steps=12", "ppo.total_steps=80", "ppo.num_minibatches=1", "ppo.num_epochs=1"),
-             8, 1, 18, 1, 6),
+             8, 1, 18, 1, 7),
     "reinforce": (("env=cartpole", "algorithm=reinforce", *CONTRACT), 8, 1, 13, 1, 5),
     "dqn": (("env=cartpole", "algorithm=dqn", *REPLAY), 8, 2, 29, 1, 49),
     "sac": (("env=pendulum", "algorithm=sac", *REPLAY, "algorithm.rollout_steps=4", "algorithm.total_steps=48",
