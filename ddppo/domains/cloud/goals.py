@@ -87,7 +87,7 @@ COUNTS = (
     "ApproximateNumberOfMessagesNotVisible",
     "ApproximateNumberOfMessagesDelayed",
 )
-# Facts that whoever makes a resource has to choose. Without a goal about them, any choice is right.
+# Facts that the maker of a resource has to choose. Without a goal about them, any choice is right.
 CHOSEN = {
     "table": ("KeySchema", "AttributeDefinitions", "BillingModeSummary"),
     "role": ("AssumeRolePolicyDocument",),

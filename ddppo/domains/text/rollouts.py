@@ -1,4 +1,4 @@
-"""Records of rollouts of text: who typed what, what was answered, and how it was rewarded (docs/rollouts.md).
+"""Records of rollouts of text: typed turns, answers of the environment, and rewards (docs/rollouts.md).
 
 A record is a line of JSON in the run folder:
 
