@@ -408,8 +408,8 @@ class GrpoLearner(Learner):
     ) -> PolicyLoss:
         """Return the loss of the policy by ppo.ratio and ppo.loss, and how many samples are clipped on either side.
 
-        A clipped sample has no gradient: w < 1 - eps with A < 0, or w > 1 + eps_high with A > 0. With ppo.loss=cispo every
-        sample has one, and the second number counts samples with a weight that was cut.
+        A clipped sample has no gradient: w < 1 - eps with A < 0, or w > 1 + eps_high with A > 0. With cispo
+        every sample has one, and the second number counts samples with a weight that was cut.
         """
         advantages, low, high = minibatch["advantages"], coefficients.clip, coefficients.clip_high
         if self.config.ratio == "sequence":
