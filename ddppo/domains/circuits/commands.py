@@ -31,6 +31,7 @@ from ddppo.domains.circuits.optimise import (
     search,
     started,
 )
+from ddppo.domains.circuits.page import CompareOptions, compare
 from ddppo.domains.circuits.quantum import Circuit, equivalence
 from ddppo.domains.circuits.quantum.benchmarks import noted
 from ddppo.domains.circuits.quantum.circuit import Cost, counts, measures
@@ -54,6 +55,7 @@ _USAGE = """python -m ddppo.domains.circuits <verb>, or
 ddppo-circuit verify a.qasm b.qasm                  are they equal, up to a phase?
 ddppo-circuit show my.qasm [format=text,svg,qasm]   draw it, or write it in h, x, cx and rz
 ddppo-circuit optimise my.qasm out=smaller.qasm     make it smaller by rewriting, verified; minutes=10
+ddppo-circuit compare my.qasm smaller.qasm          beside others; html=page.html draws both and each rewrite
 ddppo-circuit replay my.qasm rewrites.json          repeat how that was found, and verify it
 ddppo-circuit merge my.qasm out=smaller.qasm        add up rotations about one parity
 ddppo-circuit rules out=my.rules [key=value ...]    search for rules to rewrite circuits by
@@ -361,6 +363,11 @@ def replay(options: ReplayOptions) -> int:
     return 0 if verdict.is_equal else 1
 
 
+_COMPARE = """ddppo-circuit compare <circuit> <result> [<result> ...] [html=<file>] [key=value ...]
+A result is an OpenQASM 2 file, a file of rewrites (`optimise` writes one by rewrites=), or a run folder.
+Exit code 1 if one of them is not equal to the circuit."""
+
+
 class Verb(NamedTuple):
     """One verb of the command."""
 
@@ -376,6 +383,7 @@ VERBS = {
     "show": Verb(ShowOptions, show, "ddppo-circuit show <circuit> [key=value ...]"),
     "merge": Verb(MergeOptions, merge, "ddppo-circuit merge <circuit> out=<file>"),
     "optimise": Verb(OptimiseOptions, optimise, _OPTIMISE),
+    "compare": Verb(CompareOptions, compare, _COMPARE, more="results"),
     "replay": Verb(ReplayOptions, replay, _REPLAY, more="rewrites"),
     "rules": Verb(RulesOptions, search_rules, RULES_USAGE, path=None),
 }

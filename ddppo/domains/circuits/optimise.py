@@ -415,6 +415,9 @@ class Rewrites(NamedTuple):
     rewrites: tuple[tuple[int, int], ...]  # (node, rule) of each
     original: Circuit | None  # None if the file does not hold it
     rules: str | None  # digest of the rules; None if the file does not hold it
+    smaller: Circuit | None  # what the rewrites lead to, as the file has it
+    verified: str  # how it was compared with the original, in words; "" if the file does not say
+    improvements: list[dict[str, float]]  # each best on the way: cost, gates, env_steps, wall_s and more
 
 
 def read_rewrites(path: Path) -> Rewrites:
@@ -429,7 +432,12 @@ def read_rewrites(path: Path) -> Rewrites:
     try:
         pairs = tuple((int(node), int(rule)) for node, rule in held["rewrites"])
         start, rules = held.get("start", "given"), held.get("rules")
-        original = parse(held["original"]).circuit if "original" in held else None
+        original, smaller = (
+            parse(held[key]).circuit if key in held else None for key in ("original", "smaller")
+        )
+        improvements = [
+            {str(key): float(value) for key, value in each.items()} for each in held.get("improvements", [])
+        ]
     except (AttributeError, KeyError, TypeError, ValueError) as e:
         raise ConfigError(
             f"rewrites={path}: not a file of rewrites ({type(e).__name__}: {e}): name one that `optimise` or a run "
@@ -437,7 +445,8 @@ def read_rewrites(path: Path) -> Rewrites:
         ) from e
     if start not in STARTS:
         raise ConfigError(f"rewrites={path}: its start={start} is none of {', '.join(STARTS)}")
-    return Rewrites(path, start, pairs, original, rules)
+    verified = str(held.get("verified", ""))
+    return Rewrites(path, start, pairs, original, rules, smaller, verified, improvements)
 
 
 def repeated(held: Rewrites, original: Circuit, rewriter: Rewriter) -> Circuit:

@@ -282,9 +282,7 @@ def merged(circuit: Circuit) -> Circuit:
 
 def differing_parts(a: Circuit, b: Circuit) -> tuple[Circuit, Circuit]:
     """Return A and B with a = P A S and b = P B S, on the wires that A or B touches, renumbered; at least one."""
-    # Remove common beginnings and reverse, twice: the second round removes common ends and restores the order.
-    for _ in range(2):
-        a, b = (_reversed(circuit) for circuit in _without_common_beginning(a, b))
+    a, b = (_kept(circuit, gates) for circuit, gates in zip((a, b), differing_gates(a, b), strict=True))
     used = np.zeros(a.num_qubits, bool)
     for circuit in (a, b):
         used[circuit.wires[circuit.wires >= 0]] = True
@@ -293,21 +291,27 @@ def differing_parts(a: Circuit, b: Circuit) -> tuple[Circuit, Circuit]:
     return _on(places, a, int(used.sum())), _on(places, b, int(used.sum()))
 
 
+def differing_gates(a: Circuit, b: Circuit) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the positions, ascending, of the gates of A in a and of B in b, where a = P A S and b = P B S."""
+    of_a, of_b = np.arange(len(a)), np.arange(len(b))
+    # Remove common beginnings and reverse, twice: the second round removes common ends and restores the order.
+    for _ in range(2):
+        left_a, left_b = _behind_common_beginning(_kept(a, of_a), _kept(b, of_b))
+        of_a, of_b = of_a[left_a][::-1], of_b[left_b][::-1]
+    return of_a, of_b
+
+
 def _on(places: NDArray[np.int16], circuit: Circuit, num_qubits: int) -> Circuit:
     return Circuit(num_qubits, circuit.kinds, places[circuit.wires], circuit.angles)
 
 
-def _reversed(circuit: Circuit) -> Circuit:
-    """Return the gates from last to first. (This is not the inverse, which has angles of the opposite sign.)"""
-    return _kept(circuit, np.arange(len(circuit))[::-1])
-
-
 def _kept(circuit: Circuit, gates: NDArray[np.int64]) -> Circuit:
+    """Return the circuit of these gates. (In reverse order they are not the inverse, which has other angles.)"""
     return Circuit(circuit.num_qubits, circuit.kinds[gates], circuit.wires[gates], circuit.angles[gates])
 
 
-def _without_common_beginning(a: Circuit, b: Circuit) -> tuple[Circuit, Circuit]:
-    """Remove gates from both as long as the same gate is at the front of both."""
+def _behind_common_beginning(a: Circuit, b: Circuit) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the gates that are left when gates are removed from both as long as the same is at the front of both."""
     gates_b = b.gates()
     # at: the first gate of b that is left on each wire.
     at, following = b.links.first.tolist(), b.links.next.tolist()
@@ -330,4 +334,4 @@ def _without_common_beginning(a: Circuit, b: Circuit) -> tuple[Circuit, Circuit]
             # A gate that stays blocks its wires for all later gates.
             for wire in gate.wires:
                 is_blocked[wire] = True
-    return _kept(a, np.array(left_a, np.int64)), _kept(b, np.flatnonzero(~gone_b))
+    return np.array(left_a, np.int64), np.flatnonzero(~gone_b)
