@@ -3,11 +3,15 @@ import re
 from xml.etree import ElementTree
 
 import numpy as np
+import pytest
 
+from ddppo.domains.circuits import PLUGIN
 from ddppo.domains.circuits.quantum import CX, RZ, Circuit, Gate, H, X
 from ddppo.domains.circuits.quantum.benchmarks import benchmark
 from ddppo.domains.circuits.quantum.circuit import TURN
 from ddppo.domains.circuits.quantum.drawing import WIRE_GAP, as_pixels, as_svg, as_text, columns, picture
+from ddppo.domains.circuits.task.env import CircuitEnv
+from ddppo.errors import ConfigError
 from tests.domains.circuits.circuit_oracle import random_circuit
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -80,3 +84,37 @@ def test_pixels_show_what_the_svg_does():
         edges = {CX: (9, (34, 34, 34)), RZ: (13, (213, 94, 0))}
         below, colour = edges.get(gate.kind, (13, (0, 114, 178)))
         assert tuple(pixels[top + WIRE_GAP * gate.wires[-1] + below, round(x)]) == colour
+
+
+COMPILED = pytest.mark.skipif(PLUGIN.cpp.why_not() is not None, reason=str(PLUGIN.cpp.why_not()))
+
+
+@COMPILED
+def test_an_environment_draws_its_circuit_and_marks_what_the_last_rewrite_changed():
+    pictures, texts = (CircuitEnv("tof_3", render_mode=mode) for mode in ("rgb_array", "ansi"))
+    yellow = np.array([0xFF, 0xE6, 0x80], np.uint8)
+    for env in (pictures, texts):
+        env.reset(seed=0)
+    assert not (pictures.render() == yellow).all(-1).any()
+    assert texts.render().startswith("tof_3, rewrite 0: cost 45, 45 gates; least cost 45\n\nq[0]")
+    for env in (pictures, texts):
+        pairs = env.reset(seed=0)[0]["pairs"]
+        env.step(int(np.argmax(pairs[:, 1] != env.rewriter.nop)))
+    assert (pictures.render() == yellow).all(-1).any()
+    assert texts.render().startswith(f"tof_3, rewrite 1: cost {len(texts.circuit)}")
+    with pytest.raises(ConfigError, match="render_mode=window: one of human, ansi, rgb_array"):
+        CircuitEnv("tof_3", render_mode="window")
+
+
+@COMPILED
+def test_for_a_person_it_draws_after_every_reset_and_step(capsys, monkeypatch):
+    monkeypatch.setattr(CircuitEnv, "metadata", {**CircuitEnv.metadata, "render_fps": 1e6})
+    env = CircuitEnv("tof_3", render_mode="human")
+    env.reset(seed=0)
+    env.step(1)
+    said = capsys.readouterr().out
+    assert [line.split(":")[0] for line in said.splitlines() if line.startswith("tof_3")] == [
+        "tof_3, rewrite 0",
+        "tof_3, rewrite 1",
+    ]
+    assert "\x1b" not in said

@@ -1,6 +1,6 @@
 """Pictures of circuits: as text, as SVG, and as pixels for TensorBoard, which shows no SVG."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
@@ -204,14 +204,22 @@ def _folded(widths: Sequence[float], room: float) -> list[tuple[int, int]]:
 
 _WHITE, _DARK, _WIRE = "#ffffff", "#222222", "#777777"
 _BLUE, _RED = ("#0072b2", "#f5f8fb"), ("#d55e00", "#fdf4ec")  # edge and inside: of h and x; of rz
+_MARKED = "#ffe680"  # inside of a marked gate
 _LETTERS = 12  # height of letters, in pixels
 _PI = 8  # width of π, in pixels
 
 
 def as_pixels(
-    circuit: Circuit, names: Sequence[str] | None = None, title: str = "", width: int = 1100
+    circuit: Circuit,
+    names: Sequence[str] | None = None,
+    title: str = "",
+    width: int = 1100,
+    marked: Iterable[int] = (),
 ) -> np.ndarray:
-    """Return a picture [H, W, 3] uint8 of at most `width` pixels, unless a single gate is wider."""
+    """Return a picture [H, W, 3] uint8 of at most `width` pixels, unless a single gate is wider.
+
+    marked: positions of gates that are drawn in yellow.
+    """
     from PIL import Image, ImageDraw, ImageFont
 
     names = wire_names(circuit, names)
@@ -226,25 +234,27 @@ def as_pixels(
             y = top + WIRE_GAP * wire
             draw.text((8, y), name, _DARK, anchor="lm")
             draw.line((left, y, end, y), _WIRE)
+    of_mark = frozenset(marked)
     for placed in gates:
-        _draw_gate(draw, placed)
+        _draw_gate(draw, placed, is_marked=placed.number in of_mark)
     return np.array(image)
 
 
-def _draw_gate(draw: "ImageDraw", placed: Placed) -> None:
+def _draw_gate(draw: "ImageDraw", placed: Placed, *, is_marked: bool) -> None:
     _, gate, x, top = placed
     y = top + WIRE_GAP * gate.wires[-1]
     if gate.kind == CX:
         control = top + WIRE_GAP * gate.wires[0]
         draw.line((x, control, x, y), _DARK)
         draw.circle((x, control), 4, _DARK)
-        draw.circle((x, y), 9, _WHITE, _DARK)
+        draw.circle((x, y), 9, _MARKED if is_marked else _WHITE, _DARK)
         draw.line((x - 9, y, x + 9, y), _DARK)
         draw.line((x, y - 9, x, y + 9), _DARK)
     else:
         edge, inside = _RED if gate.kind == RZ else _BLUE
         half = gate_width(gate) / 2
-        draw.rounded_rectangle((x - half, y - BOX / 2, x + half, y + BOX / 2), 3, inside, edge)
+        corners = (x - half, y - BOX / 2, x + half, y + BOX / 2)
+        draw.rounded_rectangle(corners, 3, _MARKED if is_marked else inside, edge)
         _write(draw, label(gate), x, y)
 
 

@@ -1,6 +1,9 @@
 """`ddppo/Circuit-v0`, the environment: one rewrite is one step. Read `step` and `reset` first."""
 
 import hashlib
+import shutil
+import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +13,7 @@ from gymnasium.spaces import Discrete
 
 from ddppo.domains.circuits.quantum import Circuit
 from ddppo.domains.circuits.quantum.circuit import cost as cost_named
+from ddppo.domains.circuits.quantum.drawing import as_pixels, as_text
 from ddppo.domains.circuits.task import settings
 from ddppo.domains.circuits.task.board import (
     UNCHANGED,
@@ -57,7 +61,7 @@ class CircuitEnv(gym.Env):
 
     # Rank 0 makes one of this class: it reads the messages of all environments, and keeps the best circuits.
     journal = "ddppo.domains.circuits.task.journal:CircuitJournal"
-    metadata = {"render_modes": []}  # noqa: RUF012 (gymnasium.Env declares it so)
+    metadata = {"render_modes": ["human", "ansi", "rgb_array"], "render_fps": 4}  # noqa: RUF012 (as gymnasium has it)
 
     def __init__(
         self,
@@ -67,7 +71,11 @@ class CircuitEnv(gym.Env):
         sizes: Mapping[str, Any] | None = None,
         episode: Mapping[str, Any] | None = None,
         buffer: Mapping[str, Any] | None = None,
+        render_mode: str | None = None,
     ) -> None:
+        if render_mode not in (None, *self.metadata["render_modes"]):
+            raise ConfigError(f"render_mode={render_mode}: one of {', '.join(self.metadata['render_modes'])}")
+        self.render_mode = render_mode
         # 1. Settings, circuits and rules. Each raises ConfigError with its own remedy.
         self._episode = settings.of(settings.EpisodeSettings, "episode", episode)
         self._buffer = settings.of(settings.BufferSettings, "buffer", buffer)
@@ -112,6 +120,7 @@ class CircuitEnv(gym.Env):
         self._is_over = False
         self._board.show(circuit)
         self._note_pairs()
+        self._show()
         return self._board.observation(), {"circuit": self.starts[self._at].name, "cost": self._cost}
 
     def step(self, action: int) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
@@ -169,6 +178,30 @@ class CircuitEnv(gym.Env):
     def best(self) -> list[Found]:
         """Return the best circuit known here for each original, found or received, with its rewrites."""
         return [buffer.best() for buffer in self._buffers]
+
+    def render(self) -> str | np.ndarray | None:
+        """Return the current circuit as text (ansi) or pixels [H, W, 3] uint8 (rgb_array), with fresh gates marked."""
+        if self.render_mode == "ansi":
+            return f"{self._heading()}\n\n{as_text(self.circuit)}\n"
+        if self.render_mode == "rgb_array":
+            marked = self._board.fresh if self._num_rewrites else ()
+            return as_pixels(self.circuit, title=self._heading(), marked=marked)
+        return None
+
+    def _show(self) -> None:
+        """Draw the circuit on the terminal, for render_mode=human, and wait until the next picture is due."""
+        if self.render_mode == "human":
+            width, height = shutil.get_terminal_size((100, 40))
+            lines = as_text(self.circuit, width=width).splitlines()[: height - 3]
+            clear = "\x1b[H\x1b[2J" if sys.stdout.isatty() else ""
+            print(f"{clear}{self._heading()}\n", *lines, sep="\n", flush=True)
+            time.sleep(1 / self.metadata["render_fps"])
+
+    def _heading(self) -> str:
+        return (
+            f"{self.starts[self._at].name}, rewrite {self._num_rewrites}: cost {self._cost:g}, "
+            f"{len(self.circuit)} gates; least cost {self._least:g}"
+        )
 
     def state(self) -> dict[str, Any]:
         """Return the complete state in plain values, buffers included. Raises EnvStateError before a reset."""
@@ -273,6 +306,7 @@ class CircuitEnv(gym.Env):
             self._counts.totals[end or "cut"] += 1
             self._caps[self._at].note(self._num_steps)
             info = self._summary()
+        self._show()
         return self._board.observation(), float(reward), terminated, truncated, info
 
     def _summary(self) -> dict[str, Any]:
