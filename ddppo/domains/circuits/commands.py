@@ -94,7 +94,7 @@ def verify(options: VerifyOptions) -> int:
     if len(options.others) != 1:
         raise ConfigError(f"verify compares two circuits, and {1 + len(options.others)} are given")
     a, b = (noted(source) for source in (options.circuit, options.others[0]))
-    verdict = equivalence.verify(a.circuit, b.circuit, options.seed)
+    verdict = equivalence.verify(a.circuit, b.circuit, options.seed, equivalence.MOST_WHOLE_QUBITS)
     print(verdict)
     return 0 if verdict.is_equal else 1
 
@@ -125,7 +125,7 @@ def merge(options: MergeOptions) -> int:
     circuit = noted(options.circuit).circuit
     smaller = merged(circuit)
     try:
-        verdict = equivalence.verify(circuit, smaller)
+        verdict = equivalence.verify(circuit, smaller, whole_qubits=equivalence.MOST_WHOLE_QUBITS)
         assert verdict.is_equal, verdict
         how = str(verdict)
     except ConfigError as e:  # states of so many qubits do not fit in memory
@@ -298,7 +298,7 @@ def _verified(job: Job, best: BestSoFar) -> str:
     (`BestSoFar.update` has repeated its rewrites already.)
     """
     try:
-        verdict = equivalence.verify(job.original, best.circuit)
+        verdict = equivalence.verify(job.original, best.circuit, whole_qubits=equivalence.MOST_WHOLE_QUBITS)
     except (ConfigError, KeyboardInterrupt) as e:  # too many qubits for memory, or Ctrl-C
         why = str(e) or "interrupted"
         return f"equal by its rewrites, which were repeated, each by a verified rule; not compared as a whole: {why}"
@@ -356,7 +356,7 @@ def replay(options: ReplayOptions) -> int:
     start = " of the circuit with its rotations merged" if held.start == "merge" else ""
     print(f"{options.circuit}: {counts(original)}")
     print(f"after {len(held.rewrites)} rewrites{start}: {counts(made)}", flush=True)
-    verdict = equivalence.verify(original, made)
+    verdict = equivalence.verify(original, made, whole_qubits=equivalence.MOST_WHOLE_QUBITS)
     print(verdict)
     if options.out is not None and verdict.is_equal:
         write(made, options.out)

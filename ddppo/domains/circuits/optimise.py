@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from ddppo.config import stored
 from ddppo.config.settings import Config
@@ -264,36 +266,65 @@ def search(
     """Walk in rounds until the budget is used up or a signal stops the search; return the number of rewrites tried."""
     # Each round has at most _ROUND_STEPS steps; the last one has the steps that are left.
     began = time.monotonic()
-    until, left, reported = began + budget.seconds, budget.steps, began
+    until, left = began + budget.seconds, budget.steps
     found: dict[int, WalkProgress] = {}  # the last progress of each worker, lost ones included
-    while left > 0 and time.monotonic() < until and not stop.requested:
-        try:
-            found |= workers.go(int(min(_ROUND_STEPS, left)), until)
-        except TrainingError as e:
-            if not best.rewrites:
-                raise
-            warn(f"{e}; the search ends with what was found")
-            break
-        # Take the best circuit, and report from time to time.
-        left -= _ROUND_STEPS
-        now = time.monotonic()
-        best.update(found, rewriter, cost, now - began)
-        if now - reported >= _REPORT_S:
-            reported = now
+    with SearchDisplay(budget) as display:
+        while left > 0 and time.monotonic() < until and not stop.requested:
+            try:
+                found |= workers.go(int(min(_ROUND_STEPS, left)), until)
+            except TrainingError as e:
+                if not best.rewrites:
+                    raise
+                warn(f"{e}; the search ends with what was found")
+                break
+            # Take the best circuit, and show how far the search is.
+            left -= _ROUND_STEPS
+            seconds = time.monotonic() - began
+            best.update(found, rewriter, cost, seconds)
             num_rewrites = sum(progress.num_rewrites for progress in found.values())
-            _report(best, num_rewrites, now - began, until - now)
+            display.show(best, num_rewrites, seconds, budget.steps - left)
     return sum(progress.num_rewrites for progress in found.values())
 
 
-def _report(best: BestSoFar, num_rewrites: int, seconds: float, left_s: float) -> None:
-    counts = ", ".join(f"{what} {number}" for what, number in measures(best.circuit).items())
-    ends = "" if math.isinf(left_s) else f", {max(0.0, left_s):.0f} s left"
-    print(
-        f"{seconds:5.0f} s: best cost {best.cost:g} ({counts}), {num_rewrites:,} rewrites tried, "
-        f"{num_rewrites / seconds:,.0f}/s{ends}",
-        file=sys.stderr,
-        flush=True,
-    )
+class SearchDisplay:
+    """Shows how far a search is, on standard error: a bar on a terminal, elsewhere a line every few seconds."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._reported = 0.0  # seconds at the last line
+        console = Console(stderr=True)
+        self._bar: Progress | None = None
+        if console.is_terminal and not console.is_dumb_terminal:
+            columns = (BarColumn(30), TaskProgressColumn(), TextColumn("{task.description}"))
+            self._bar = Progress(*columns, console=console, transient=True)
+            self._task = self._bar.add_task("", total=1.0)
+
+    def __enter__(self) -> "SearchDisplay":
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def show(self, best: BestSoFar, num_rewrites: int, seconds: float, num_steps: float) -> None:
+        """Show the state after a round. num_steps: of each walk so far."""
+        # 1. In words.
+        counts = ", ".join(f"{what} {number}" for what, number in measures(best.circuit).items())
+        is_timed = math.isfinite(self._budget.seconds)
+        ends = f", {max(0.0, self._budget.seconds - seconds):.0f} s left" if is_timed else ""
+        line = (
+            f"{seconds:5.0f} s: best cost {best.cost:g} ({counts}), {num_rewrites:,} rewrites tried, "
+            f"{num_rewrites / max(seconds, 1e-9):,.0f}/s{ends}"
+        )
+        # 2. On the bar, or as a line from time to time.
+        if self._bar is not None:
+            done = seconds / self._budget.seconds if is_timed else num_steps / self._budget.steps
+            self._bar.update(self._task, completed=min(done, 1.0), description=line.strip())
+        elif seconds - self._reported >= _REPORT_S:
+            self._reported = seconds
+            print(line, file=sys.stderr, flush=True)
 
 
 # -- Walks by the policy of a run. Only these import torch, and only in the worker processes. ------------------------

@@ -134,7 +134,7 @@ def beside(original: Circuit) -> list[Result]:
 def _verdict(original: Circuit, circuit: Circuit, seed: int) -> tuple[str, bool]:
     """Return in words how the circuit was compared with the original, and whether it may be equal."""
     try:
-        verdict = equivalence.verify(original, circuit, seed)
+        verdict = equivalence.verify(original, circuit, seed, equivalence.MOST_WHOLE_QUBITS)
     except ConfigError as e:  # more qubits than memory holds
         return f"not compared: {e}", True
     return str(verdict), verdict.is_equal

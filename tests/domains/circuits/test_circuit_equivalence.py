@@ -270,3 +270,17 @@ def test_a_benchmark_that_is_none_is_refused():
         ConfigError, match=r"tof_33 \(did you mean tof_3.* is none of the benchmark circuits: tof_3"
     ):
         benchmark("tof_33")
+
+
+def test_up_to_12_qubits_every_element_is_compared_where_that_is_asked_for(monkeypatch):
+    monkeypatch.setattr(equivalence, "_BLOCK", 2**14)  # four columns of 12 qubits at a time
+    gates = [Gate(CX, (wire, wire + 1)) for wire in range(11)]
+    a = Circuit.from_gates(12, [*gates, Gate(X, (11,)), *gates])
+    b = Circuit.from_gates(12, [*gates[::-1], *gates[::-1], *gates, Gate(X, (11,)), *gates])
+    assert not verify(a, b, whole_qubits=12).is_equal
+    turned = Circuit.from_gates(12, [Gate(RZ, (0,), TURN // 8), *a.gates(), Gate(RZ, (0,), TURN - TURN // 8)])
+    for other in (turned, Circuit.from_gates(12, [Gate(H, (3,)), Gate(H, (3,)), *a.gates()])):
+        verdict = verify(a, other, whole_qubits=12)
+        assert verdict.is_equal
+        assert verdict.chance == 0
+    assert "random product states" not in str(verify(a, turned, whole_qubits=12))

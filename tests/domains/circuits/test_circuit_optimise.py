@@ -124,14 +124,14 @@ def test_merging_that_makes_the_cost_larger_is_left_out(tmp_path, capsys):
 
 def test_what_is_not_equal_is_not_written(tmp_path, monkeypatch):
     wrong = Verdict(False, "an element of the unitary differs by 1", 1.0)
-    monkeypatch.setattr("ddppo.domains.circuits.quantum.equivalence.verify", lambda *_: wrong)
+    monkeypatch.setattr("ddppo.domains.circuits.quantum.equivalence.verify", lambda *_, **__: wrong)
     with pytest.raises(TrainingError, match="a rule or the rewriting is wrong, and nothing was written"):
         optimise("tof_3", tmp_path / "out.qasm", "steps=100")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_circuit_too_large_to_compare_is_written_and_said_so(tmp_path, monkeypatch, capsys):
-    def full(*_):
+    def full(*_, **__):
         raise ConfigError("the circuits differ on 60 qubits")
 
     monkeypatch.setattr("ddppo.domains.circuits.quantum.equivalence.verify", full)
@@ -275,7 +275,7 @@ def test_what_cannot_be_written_in_the_end_is_printed(tmp_path, capsys, monkeypa
 
 
 def test_ctrl_c_while_it_is_verified_leaves_that_out_and_says_so(tmp_path, capsys, monkeypatch):
-    def interrupted(a, b):
+    def interrupted(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(commands.equivalence, "verify", interrupted)

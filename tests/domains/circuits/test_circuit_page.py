@@ -44,7 +44,7 @@ def test_the_table_has_a_line_for_each_circuit_with_its_costs(found, capsys):
     lines = [line.split() for line in said.splitlines() if line]
     assert lines[1][:4] == ["gate_count", "cx_count", "cx_weighted", "depth"]
     assert lines[2][:3] == ["original", "58", "24"]
-    of_run = next(line for line in said.splitlines() if "run0, barenco_tof_3" in line)
+    of_run = next(line for line in said.splitlines() if f"{found.name}, barenco_tof_3" in line)
     assert f" {len(held.smaller)} " in of_run
     assert f" {len(held.rewrites)} " in of_run
     assert sum("equal up to a phase" in line for line in said.splitlines()) == 3

@@ -1,6 +1,6 @@
 """Whether two circuits are equal up to a phase (`verify`), and circuits applied to states.
 
-Up to 10 qubits the unitaries are compared; above, the images of random states.
+Up to 10 qubits, or 12 where time does not matter, the unitaries are compared; above, the images of random states.
 """
 
 import math
@@ -118,7 +118,9 @@ def stabiliser_state(num_qubits: int, rng: np.random.Generator) -> States:
 # -- Whether two circuits are the same unitary up to a phase: exactly for few qubits, else by random states ----------
 
 
-WHOLE_QUBITS = 10  # up to this number of qubits, whole unitaries are compared
+WHOLE_QUBITS = 10  # up to this number of qubits, whole unitaries are compared: a second or less
+MOST_WHOLE_QUBITS = 12  # likewise where time does not matter: 1 to 20 s, by the number of h
+_BLOCK = 2**18  # elements of a unitary that are computed at a time: 4 MB stay in the cache
 TOLERANCE = 1e-8  # of one element of a unitary
 _STATE_TOLERANCE = 1e-10  # of the distance of two states
 _DISTANCE = 0.1  # distance of unitaries to which the bound on the error applies
@@ -143,35 +145,39 @@ class Verdict:
         return f"equal up to a phase: {self.how}{odds}"
 
 
-def verify(a: Circuit, b: Circuit, seed: int = 0) -> Verdict:
+def verify(a: Circuit, b: Circuit, seed: int = 0, whole_qubits: int = WHOLE_QUBITS) -> Verdict:
     """Return whether U_b = e^{i phi} U_a for some phi.
 
     Common gates at the beginnings and ends are left out, and so are qubits that no other gate touches: P A S and P B S
-    are equal if and only if A and B are. Up to 10 qubits, all elements of the unitaries are compared, to 1e-8. Above,
-    images of random states are compared; `chance_to_miss` bounds the error. Raises ConfigError if memory cannot hold
-    the states.
+    are equal if and only if A and B are. Up to `whole_qubits`, all elements of the unitaries are compared, to 1e-8.
+    Above, images of random states are compared; `chance_to_miss` bounds the error. Raises ConfigError if memory cannot
+    hold the states.
     """
     if a.num_qubits != b.num_qubits:
         return Verdict(False, f"they have {a.num_qubits} and {b.num_qubits} qubits", math.inf)
     if a == b:
         return Verdict(True, "they are the same gates", 0.0)
     a, b = differing_parts(a, b)
-    if a.num_qubits <= WHOLE_QUBITS:
+    if a.num_qubits <= whole_qubits:
         return _whole(a, b)
     _check_memory(a.num_qubits)
     return _by_states(a, b, np.random.default_rng(seed))
 
 
 def _whole(a: Circuit, b: Circuit) -> Verdict:
-    """Compare max |U_b - e^{i phi} U_a| with the tolerance, with phi from the trace of U_a^dagger U_b."""
-    first, second = unitary(a), unitary(b)
-    overlap = np.vdot(first, second)
-    phase = overlap / abs(overlap) if abs(overlap) > 0 else 1.0
-    distance = float(np.abs(second - phase * first).max())
+    """Compare max |U_b - e^{i phi} U_a| with the tolerance, some columns at a time; the first of them determine phi."""
+    size = 2**a.num_qubits
+    phase, distance = 1.0 + 0.0j, 0.0
+    for begin in range(0, size, max(1, _BLOCK // size)):
+        columns = np.eye(size, min(size, max(1, _BLOCK // size)), -begin, np.complex128)
+        first, second = applied(a, columns), applied(b, columns)
+        if begin == 0:
+            phase = _phase(first, second)
+        distance = max(distance, float(np.abs(second - phase * first).max()))
+        if distance > TOLERANCE:
+            return Verdict(False, f"an element of the unitary differs by {distance:.3g}", distance)
     what = f"all elements of the unitary of {_qubits(a.num_qubits)} that differ in gates"
-    if distance <= TOLERANCE:
-        return Verdict(True, f"{what} agree to {TOLERANCE:.0e} (largest difference {distance:.1e})", distance)
-    return Verdict(False, f"an element of the unitary differs by {distance:.3g}", distance)
+    return Verdict(True, f"{what} agree to {TOLERANCE:.0e} (largest difference {distance:.1e})", distance)
 
 
 def _by_states(a: Circuit, b: Circuit, rng: np.random.Generator) -> Verdict:
