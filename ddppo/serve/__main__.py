@@ -19,6 +19,7 @@ T = TypeVar("T")
 _USAGE = """python -m ddppo.serve env=cartpole pool=8 port=8000        8 separate worlds at ws://127.0.0.1:8000
 python -m ddppo.serve env.id=my_pkg.envs:MyEnv-v0          an environment of your own
 python -m ddppo.serve env=cartpole host=0.0.0.0 token_file=secret    for other machines, with a token
+python -m ddppo.serve env=cloud playground=true            type yourself, at http://127.0.0.1:8000/play
 
 Settings of env are those of `python -m ddppo.train`. Ctrl-C ends all sessions and the server.
 Exit code 0, 1 where it could not start, or 2 for a mistake in the command."""
@@ -40,6 +41,7 @@ class ServeOptions:
     keep_env: list[str] = setting(
         meaning="environment variables that worlds see too, * for any letters: [AWS_*]", factory=list
     )
+    playground: bool = setting(False, "a page at /play on which a person types; for environments of text")
     prints: bool = setting(False, "print the output of worlds with the server's own; false drops it")
     max_files: int = setting(_WORLDS.max_files, "most files that a world may have open", low=16)
     max_file_mb: int = setting(_WORLDS.max_file_mb, "largest file that a world may write", low=1)
@@ -73,6 +75,7 @@ def main() -> None:
     serve(ServeSettings(
         env, options.pool, options.host.strip("[]"), options.port, token, limits,
         confinement=confinement, keep_env=tuple(options.keep_env), prints=options.prints,
+        playground=options.playground,
     ))  # fmt: skip
 
 

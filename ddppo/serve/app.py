@@ -1,8 +1,8 @@
 """The server's routes: /ws (a session), /reset, /step and /state (one request each), /health, /metrics and /schema.
 
 A client is refused at the handshake by an HTTP answer (ASGI's websocket.http.response): 401 without the token, 403
-from a web page, 503 if all slots are held. So every connected client has a slot. A refusal is a line of JSON in the
-log.
+from a web page except the server's own at /play (playground.py), 503 if all slots are held. So every connected client
+has a slot. A refusal is a line of JSON in the log.
 
 Routes of OpenEnv without a session use a fresh world for one request:
 
@@ -29,6 +29,7 @@ from fastapi import FastAPI, Request, Response, WebSocket
 from starlette.requests import ClientDisconnect
 from starlette.websockets import WebSocketDisconnect
 
+from ddppo.serve import playground
 from ddppo.serve.limits import Limits
 from ddppo.serve.protocol import FIELDS, PROTOCOL, plain_spec
 from ddppo.serve.session import AS_ASKED, GONE, RESTART, Session
@@ -125,9 +126,12 @@ class Server:
         limits: Limits,
         token: str | None,
         name: str = "",  # of the served environment
+        *,
+        has_playground: bool = False,  # whether its page is at /play
     ) -> None:
         self.pool = pool
         self.name = name
+        self.has_playground = has_playground
         self.spec = spec
         self.limits = limits
         self.counts: Counter[str] = Counter()
@@ -137,17 +141,26 @@ class Server:
         self._waiters = ThreadPoolExecutor(pool.size, "slot")
         self._is_stopping = False
 
+    @property
+    def has_token(self) -> bool:
+        return self._token is not None
+
     def refusal(self, connection: WebSocket | Request) -> Response | None:
         """Return the answer to a client that may not connect, None if it may.
 
-        Web pages may not: a page of any site, open in a browser on this machine, could otherwise use the server.
+        Web pages may not: a page of any site, open in a browser on this machine, could otherwise use the server. The
+        page of the playground may open sessions.
         """
+        headers, may_be_page = connection.headers, self.has_playground and isinstance(connection, WebSocket)
+        is_own_page = may_be_page and playground.is_own_page(headers)
         # compare_digest takes the same time for all wrong tokens, so that none can be guessed letter by letter.
-        given = connection.headers.get("authorization", "").encode()
+        given = headers.get(
+            "authorization", playground.authorization_of(headers) if is_own_page else ""
+        ).encode()
         if self._token is not None and not hmac.compare_digest(given, b"Bearer " + self._token):
             error = "the header Authorization: Bearer <token> is missing or wrong"
             return self._refuse(connection, 401, "token", {"error": error})
-        if "origin" in connection.headers:
+        if "origin" in headers and not is_own_page:
             return self._refuse(connection, 403, "origin", {"error": "web pages may not connect"})
         return None
 
@@ -182,7 +195,8 @@ class Server:
         # 2. The session.
         why = GONE
         try:
-            await socket.accept()
+            subprotocols = {playground.SUBPROTOCOL} & {*socket.scope.get("subprotocols", ())}
+            await socket.accept(subprotocols.pop() if subprotocols and self.has_playground else None)
             session = Session(socket, slot, self.limits, self.counts)
             self.sessions.add(session)
             try:
@@ -373,6 +387,14 @@ def make_app(server: Server) -> FastAPI:
         content = {"protocol": PROTOCOL, "env": server.name, "spec": plain_spec(spec), "requests": operations}
         content |= schemas(spec)
         return server.refusal(request) or _json(200, content)
+
+    # The page holds nothing of the environment: it asks for the token, and reads the rest in its session.
+    if server.has_playground:
+
+        @app.get(playground.PATH)
+        async def play(request: Request) -> Response:
+            host = request.headers.get("host", "")
+            return playground.page(host, server.name, needs_token=server.has_token)
 
     return app
 

@@ -38,6 +38,7 @@ class ServeSettings:
     confinement: Confinement = field(default_factory=Confinement)
     keep_env: tuple[str, ...] = ()  # environment variables that worlds see, too; * for any letters
     prints: bool = False  # worlds print where the server prints
+    playground: bool = False  # a page at /play, for environments of text
     spec: EnvSpec | None = None  # of env; None: make the environment once and look
 
 
@@ -62,6 +63,8 @@ def serve(settings: ServeSettings) -> None:
     """Serve until SIGINT or SIGTERM. Raises ConfigError before anything starts."""
     with listening(settings) as (listener, server):
         log.info("serving %s: %d slots at %s", settings.env.id, settings.pool, address(listener))
+        if settings.playground:
+            log.info("playground at %s/play", address(listener).replace("ws", "http", 1))
         server.run([listener])
 
 
@@ -92,6 +95,11 @@ def listening(
     # 1. Settings, the spec, and the port: mistakes show before a process starts.
     check(settings)
     spec = settings.spec or probe(settings.env)
+    if settings.playground and not spec.is_text:
+        raise ConfigError(
+            f"playground=true: env.id={settings.env.id} is no task of text, so a person cannot type its actions: "
+            "leave it out"
+        )
     listener = listener or _listener(settings)
     limits = settings.limits
     logging.getLogger("uvicorn.error").addFilter(_is_no_false_alarm)
@@ -108,7 +116,9 @@ def listening(
         try:
             pool.wait_until_ready(60.0 + settings.pool)
             # 3. uvicorn with bounded protocols.
-            state = Server(pool, spec, limits, settings.token, settings.env.id)
+            state = Server(
+                pool, spec, limits, settings.token, settings.env.id, has_playground=settings.playground
+            )
             http, ws = protocols(limits, state.counts)
             yield listener, uvicorn.Server(uvicorn.Config(
                 make_app(state), http=http, ws=ws, ws_max_size=limits.max_message_bytes, ws_per_message_deflate=False,

@@ -78,7 +78,8 @@ class CloudEnv(gym.Env):
     episode is terminated when the task is achieved, and truncated when its steps are used up.
 
     Options of `reset`: "task" names the task, else one is drawn; "chaos" is the probability of a fault, by default
-    that of the task's tier, and 0 with `chaos=False`. The seed determines drift, faults and identifiers.
+    that of the task's tier, and 0 with `chaos=False`; "solution" adds the task's solution to the info. The seed
+    determines drift, faults and identifiers.
 
     A process holds one environment, because the simulator holds one world per process.
     """
@@ -132,7 +133,11 @@ class CloudEnv(gym.Env):
         task = self.tasks[name]
         chance = (options or {}).get("chaos", CHANCE[task.tier] if self._chaos else 0.0)
         observation, info = self._begin(task, int(self.np_random.integers(2**31)), chance)
-        return observation, info | self._conversation(task)
+        info |= self._conversation(task)
+        # For a person at the playground, who may ask for it; a policy does not read it.
+        if (options or {}).get("solution"):
+            info["solution"] = "\n".join(task.solution)
+        return observation, info
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         if self._is_over or self._task is None:
