@@ -51,7 +51,9 @@ class RolloutsConfig:
     task: str | None = setting(None, "rollouts of this task")
     tier: str | None = setting(None, "rollouts of tasks of this tier")
     kind: str | None = setting(
-        None, "training, or evaluation (also by ddppo.evaluate)", choices=("training", "evaluation")
+        None,
+        "training, evaluation (also by ddppo.evaluate), or group (played by a program, docs/groups.md)",
+        choices=("training", "evaluation", "group"),
     )
     iteration: str | None = setting(None, "iteration of training, or a range: 10..20, 10.., ..20")
     env: str | None = setting(None, "global index of the environment, or a range")
@@ -174,8 +176,8 @@ def _within(key: str, given: str | None) -> Callable[[RolloutRecord], bool]:
 
     def fits(record: RolloutRecord) -> bool:
         number = getattr(record, key)
-        is_of_training = key == "iteration" or record.kind == "training"
-        return number is not None and is_of_training and low <= number <= high
+        has_key = key == "iteration" or record.kind != "evaluation"
+        return number is not None and has_key and low <= number <= high
 
     return fits
 
@@ -222,7 +224,8 @@ def listed(records: Sequence[RolloutRecord], num_all: int, most: int, width: int
         cells = (
             record.name, record.task or "", record.tier or "", _number(record.episode_return),
             _number(record.advantage, sign="+"), {True: "yes", False: "no", None: ""}[record.is_success],
-            record.ended_by or "", str(len(record.turns)), str(record.num_tokens), line.split("\n")[0],
+            record.ended_by or "", str(len(record.turns)),
+            "" if record.num_tokens is None else str(record.num_tokens), line.split("\n")[0],
         )  # fmt: skip
         rows.append([visible(cell) for cell in cells])
     table = Table(box=SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False)
@@ -278,32 +281,37 @@ def outcome(record: RolloutRecord) -> str:
         parts.append(f"advantage {_number(record.advantage, sign='+')}")
     if record.is_success is not None:
         parts.append("success" if record.is_success else "no success")
-    parts.append(f"ended by {record.ended_by}")
+    if record.score is not None:
+        parts.append(f"score {_number(record.score)}")
+    parts.append(f"ended by {record.ended_by}" + (f" ({record.error})" if record.error else ""))
     return ", ".join(parts)
 
 
 def origin(record: RolloutRecord) -> str:
     """Return where a rollout is from, in words."""
+    num_turns = f"{len(record.turns)} turn{'s' * (len(record.turns) != 1)}"
+    if record.kind == "group":
+        return f"member {record.env} of group {record.iteration}; seed {record.seed}; {num_turns}"
     where = f"iteration {record.iteration}, environment {record.env}, group {record.group}"
     if record.kind == "evaluation":
         where = f"episode {record.env} of the evaluation after {record.env_steps:,} steps"
-    counts = f"{len(record.turns)} turn{'s' * (len(record.turns) != 1)}, {record.num_tokens} tokens"
+    counts = f"{num_turns}, {record.num_tokens} tokens"
     learned = f"policy after {record.policy} iteration{'s' * (record.policy != 1)}"
     return f"{where}; {learned}; seed {record.seed}; {counts}"
 
 
 def said_of(turn: Any) -> str:
     """Return what is known of a turn: its reward and parts, its tokens, whether its tool failed."""
-    parts = [f"{turn.num_tokens} token{'s' * (turn.num_tokens != 1)}"]
+    parts = [] if turn.num_tokens is None else [f"{turn.num_tokens} token{'s' * (turn.num_tokens != 1)}"]
     if turn.action is None:  # an answer without an action tells the policy that it typed none
         why = "cut short and not played" if turn.answer is None else "no command, and not played"
-        return f"{why}; {parts[0]}"
+        return "; ".join([why, *parts])
     if turn.reward is not None:
         of = _parts(turn.reward_parts)
         parts.insert(0, f"reward {_number(turn.reward, sign='+')}" + (f": {of}" if of else ""))
     if turn.tool_failed:
         parts.append("the command failed")
-    return "; ".join(parts)
+    return "; ".join(parts) or "no answer"
 
 
 def _parts(parts: Mapping[str, float]) -> str:

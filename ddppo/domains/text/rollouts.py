@@ -5,6 +5,7 @@ A record is a line of JSON in the run folder:
     rollouts/rank_0/iteration_00000012.jsonl    rollouts of training, on the rank that acted in them
     rollouts/rank_0/eval_000000300000.jsonl     episodes of an evaluation after so many steps
     rollouts/eval_000000300000_seed_7.jsonl     episodes that ddppo.evaluate has played
+    rollouts/groups/group_00000012.jsonl        members of a group that a program has played (groups.py)
 
 `Transcript` keeps the texts of an episode while it is played, `RolloutWriter` chooses and writes records in training,
 and `read_rollouts` reads them.
@@ -47,24 +48,24 @@ class TurnRecord:
     action: str | None
     answer: str | None  # the text that it printed; None if it gave none
     reward: float | None
-    num_tokens: int  # typed in this turn
+    num_tokens: int | None  # typed in this turn; None in a group, whose policy may have no tokens
     tool_failed: bool | None = None  # as the environment says in its info; None if it does not
     reward_parts: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class RolloutRecord:
-    """One rollout: an episode of training or of an evaluation."""
+    """One rollout: an episode of training, of an evaluation, or of a group that a program has played."""
 
-    kind: str  # training or evaluation
-    iteration: int  # of training; of an evaluation: iterations done before it
+    kind: str  # training, evaluation or group
+    iteration: int  # of training; of an evaluation: iterations done before it; of a group: its number
     env_steps: int | None  # of an evaluation: steps of training before it
-    env: int  # global index of the environment; of an evaluation: number of the episode
+    env: int  # global index of the environment; of an evaluation: number of the episode; of a group: of the member
     group: int | None  # rollouts of a group began equally; None in an evaluation
     task: str | None
     tier: str | None
     seed: int
-    policy: int  # iterations that the policy which acted had learned from
+    policy: int | None  # iterations that the policy which acted had learned from; None in a group
     episode_return: float | None  # None if the rollout failed
     group_mean: float | None = None  # mean return of the group, failed rollouts left out
     # GRPO's; None with a value function, in an evaluation, and if ppo.mask_truncated left the rollout out.
@@ -72,17 +73,29 @@ class RolloutRecord:
     reward_parts: dict[str, float] = field(default_factory=dict)  # sums over turns
     is_success: bool | None = None  # None if the environment does not say
     ended_by: str | None = None  # a word of ddppo.ppo.rollout.ENDS
-    num_tokens: int = 0  # typed in all turns
+    num_tokens: int | None = 0  # typed in all turns; None in a group
     system: str | None = None  # the system prompt, if any
     prompt: str | None = None
     turns: list[TurnRecord] = field(default_factory=list)
+    # Of a member of a group.
+    score: float | None = None  # info["score"] of the last answer, if the environment has one
+    info: dict[str, Any] = field(default_factory=dict)  # of the last answer
+    error: str | None = None  # why it failed
 
     @property
     def name(self) -> str:
-        """A name in its run: 12.5 is environment 5 of iteration 12, e300000.5 episode 5 after so many steps."""
+        """A name in its run or folder.
+
+        12.5 is environment 5 of iteration 12, e300000.5 episode 5 after so many steps, g12.5 member 5 of group 12.
+        """
         if self.kind == "training":
             return f"{self.iteration}.{self.env}"
-        return f"e{self.env_steps}.{self.env}"
+        return f"g{self.iteration}.{self.env}" if self.kind == "group" else f"e{self.env_steps}.{self.env}"
+
+    @property
+    def rewards(self) -> list[float]:
+        """The reward of each turn that was answered."""
+        return [turn.reward for turn in self.turns if turn.reward is not None]
 
 
 # -- Keeping the texts of an episode.
@@ -101,18 +114,18 @@ class Transcript:
     def answered(self, turn: "Turn") -> None:
         """Keep an answer of the environment; the first one is the prompt."""
         if self.prompt is None:
-            self.prompt = _shortened(turn.obs)
+            self.prompt = shortened(turn.obs)
             self.info = {key: turn.info.get(key) for key in ("task", "tier", "system")}
         else:
             parts, failed = turn.info.get("reward_parts"), turn.info.get("tool_failed")
-            self.answers.append((_shortened(turn.obs), parts, failed))
+            self.answers.append((shortened(turn.obs), parts, failed))
 
     def typed(self, action: str | None) -> None:
         """Keep the line that the environment receives; None for a turn without an action."""
-        self.actions.append(_shortened(action))
+        self.actions.append(shortened(action))
 
 
-def _shortened(text: Any) -> str | None:
+def shortened(text: Any) -> str | None:
     if not isinstance(text, str) or len(text) <= _MOST_CHARACTERS:
         return text if isinstance(text, str) else None
     return f"{text[:_MOST_CHARACTERS]}\n... ({len(text) - _MOST_CHARACTERS:,} more characters)"
@@ -140,13 +153,13 @@ def _record_of(collector: "TextCollector", i: int, known: Mapping[str, Any]) -> 
         )
         turns.append(
             TurnRecord(
-                None if decode is None else _shortened(decode(tokens)),
+                None if decode is None else shortened(decode(tokens)),
                 action,
                 text,
                 None if text is None else float(played.rewards[rows[-1], i]),
                 len(rows),
                 None if tool_failed is None else bool(tool_failed),
-                _numbers(parts),
+                numbers(parts),
             )
         )
     # A task may offer a system message that the policy does not read, or that the settings replace.
@@ -159,10 +172,6 @@ def _record_of(collector: "TextCollector", i: int, known: Mapping[str, Any]) -> 
     task = transcript.info.get("task") or options.get("task")
     tier = transcript.info.get("tier") or (collector.turns.spec.tasks or {}).get(str(task))
     failed, achieved = bool(played.failed[i]), played.achieved[i]
-    of_turns: dict[str, list[float]] = {}
-    for turn in turns:
-        for name, x in turn.reward_parts.items():
-            of_turns.setdefault(name, []).append(x)
     return RolloutRecord(
         **known,
         env=collector.first_env + i,
@@ -170,7 +179,7 @@ def _record_of(collector: "TextCollector", i: int, known: Mapping[str, Any]) -> 
         tier=None if tier is None else str(tier),
         seed=seed,
         episode_return=None if failed else float(played.rewards[:, i].sum()),
-        reward_parts={name: math.fsum(each) for name, each in of_turns.items()},
+        reward_parts=summed_parts(turns),
         is_success=None if math.isnan(achieved) else bool(achieved),
         ended_by=collector.ended_by[i],
         num_tokens=int(played.own[:, i].sum()),
@@ -186,7 +195,16 @@ def _runs(own: np.ndarray) -> list[np.ndarray]:
     return np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1) if len(rows) else []
 
 
-def _numbers(parts: Any) -> dict[str, float]:
+def summed_parts(turns: Iterable[TurnRecord]) -> dict[str, float]:
+    """Return the sum of each part of the reward over turns."""
+    of_turns: dict[str, list[float]] = {}
+    for turn in turns:
+        for name, x in turn.reward_parts.items():
+            of_turns.setdefault(name, []).append(x)
+    return {name: math.fsum(each) for name, each in of_turns.items()}
+
+
+def numbers(parts: Any) -> dict[str, float]:
     return {str(name): float(x) for name, x in parts.items()} if isinstance(parts, Mapping) else {}
 
 

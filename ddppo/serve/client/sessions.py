@@ -295,11 +295,11 @@ class AsyncEnvPool(Sessions):
         """Start every environment from its seed."""
         assert len(seeds) == self.num_envs, (len(seeds), self.num_envs)
         self._seeds = [int(seed) for seed in seeds]
-        return await _all([self.begin(i, seed) for i, seed in enumerate(self._seeds)])
+        return await together([self.begin(i, seed) for i, seed in enumerate(self._seeds)])
 
     async def step(self, actions: np.ndarray) -> list[EnvAnswer]:
         """Step all environments by actions `[E, *spec.action.shape]`. Episodes that end are followed by new ones."""
-        return await _all([self._step(i, action) for i, action in enumerate(actions.tolist())])
+        return await together([self._step(i, action) for i, action in enumerate(actions.tolist())])
 
     async def _step(self, i: int, action: Any) -> EnvAnswer:
         try:
@@ -324,7 +324,10 @@ class LoopThread:
         self._thread.start()
 
     def begun(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
-        """Start a coroutine, and return its future."""
+        """Start a coroutine, and return its future. Raises EnvError after `close`."""
+        if self._loop.is_closed():
+            work.close()
+            raise EnvError("the pool is closed: make another one")
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def done(self, work: Coroutine[Any, Any, T]) -> T:
@@ -392,7 +395,7 @@ class SyncEnvPool:
         self._loop.close(self._pool.close())
 
 
-async def _all(requests: list[Coroutine[Any, Any, EnvAnswer]]) -> list[EnvAnswer]:
+async def together(requests: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     """Run all requests at once. The first error is raised when all have ended, so that none is left running."""
     answers = await asyncio.gather(*requests, return_exceptions=True)
     for i, answer in enumerate(answers):
@@ -400,4 +403,4 @@ async def _all(requests: list[Coroutine[Any, Any, EnvAnswer]]) -> list[EnvAnswer
             answer.place = i
         if isinstance(answer, BaseException):
             raise answer
-    return [answer for answer in answers if isinstance(answer, EnvAnswer)]
+    return [answer for answer in answers if not isinstance(answer, BaseException)]
