@@ -37,7 +37,17 @@ PLACE = {subject: place for place, subjects in enumerate(ORDER) for subject in s
 OF_DOMAINS = {"cloud": {"text"}}
 # What the core does without; a command at the root belongs to what it opens.
 OUTSIDE = ("domains", "study", "cluster", "serve")
-COMMANDS_OF_OUTSIDE = ("advise", "bench", "device_check", "jobs", "predict", "report", "rollouts", "runs")
+COMMANDS_OF_OUTSIDE = (
+    "advise",
+    "bench",
+    "device_check",
+    "jobs",
+    "play",
+    "predict",
+    "report",
+    "rollouts",
+    "runs",
+)
 # Rooms of the study, each of which imports only those before it; `report` computes all, `page` shows it.
 ROOMS = ["columns", "read", "measure", "predict", "explain", "report", "page"]
 MODULES = {
