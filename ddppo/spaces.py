@@ -6,7 +6,7 @@ An observation is one array, or a dict of arrays by name. So are its spec and ev
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,6 +122,17 @@ def tools_of(given: Any) -> list[dict[str, Any]] | None:
     except TypeError as e:
         raise ValueError(f"the tools hold a value that JSON cannot: {e}") from e
     return plain
+
+
+def text_parameter(tools: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return the name of the parameter that is the action, if there is a single tool with one text; else None."""
+    if len(tools) != 1:
+        return None
+    properties = (tools[0]["function"].get("parameters") or {}).get("properties", {})
+    if len(properties) != 1:
+        return None
+    ((name, schema),) = properties.items()
+    return str(name) if schema.get("type") == "string" else None
 
 
 def leaves(obs: Any) -> list[Any]:

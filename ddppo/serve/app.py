@@ -1,4 +1,4 @@
-"""The server's routes: /ws (a session), /reset, /step and /state (one request each), /health, /metrics and /schema.
+"""The server's routes: /ws (a session), /reset, /step, /state and /mcp (one request each), /health, /metrics, /schema.
 
 A client is refused at the handshake by an HTTP answer (ASGI's websocket.http.response): 401 without the token, 403
 from a web page except the server's own at /play (playground.py), 503 if all slots are held. So every connected client
@@ -10,7 +10,8 @@ POST /reset {"seed": 7}                        -> {"observation", "reward", "don
 POST /step  {"action": {"action": 1}, "seed": 7} -> the same, after the first step of an episode with this seed
 GET /state                                     -> {"episode_id", "step_count"} of an unused world
 
-They answer 400 and 422 for mistakes of the client, 500 for errors of the environment, 503 if all slots are held.
+They answer 400 and 422 for mistakes of the client, 500 for errors of the environment, 503 if all slots are held. POST
+/mcp calls tools (held.py); /metadata and /openapi.json describe the server to programs.
 """
 
 import asyncio
@@ -29,9 +30,12 @@ from fastapi import FastAPI, Request, Response, WebSocket
 from starlette.requests import ClientDisconnect
 from starlette.websockets import WebSocketDisconnect
 
+from ddppo.package import versions
 from ddppo.serve import playground
+from ddppo.serve.held import HeldSlot, HeldSlots
 from ddppo.serve.limits import Limits
-from ddppo.serve.protocol import FIELDS, PROTOCOL, plain_spec
+from ddppo.serve.openenv import action_schema, object_schema, tools_for
+from ddppo.serve.protocol import FIELDS, JSON, PROTOCOL, plain_spec
 from ddppo.serve.session import AS_ASKED, GONE, RESTART, Session
 from ddppo.serve.slots.line import BAD, FAILED_STEP, RESET_ONCE, STEP_ONCE
 from ddppo.serve.slots.pool import PoolExhausted, SlotNotReady, SlotPool
@@ -40,13 +44,14 @@ from ddppo.serve.slots.worlds import Slot
 from ddppo.spaces import ArraySpec, EnvSpec
 
 ROUTES = {"/reset": RESET_ONCE, "/step": STEP_ONCE}
+OPENENV_API = "1.0.0"  # the version of OpenEnv's HTTP routes, as its own servers state it
 UNUSED = {"episode_id": None, "step_count": 0}
 _STATUS = {BAD: 422, FAILED_STEP: 500}
 _LOOK_S = 0.25  # interval of checks for overdue sessions
 _LEAVE_S = 5.0  # for all sessions to end when the server stops
 _LEAVING_S = 0.5  # before a client is refused, it waits for slots that are just being released
 
-_REFUSALS = ("full", "not_ready", "token", "origin", "size", "late")
+_REFUSALS = ("full", "not_ready", "token", "origin", "size", "late", "session")
 _DROPS = ("crowd", "late", "pings", "fragments")
 
 log = logging.getLogger(__name__)
@@ -80,19 +85,17 @@ def schemas(spec: EnvSpec) -> dict[str, Any]:
     if spec.mask_size is not None:
         parts["mask"] = {"type": "array"}
     return {
-        "action": _object({"action": _action_schema(spec)}),
-        "observation": _object(parts),
-        "state": _object({"episode_id": {"type": ["string", "null"]}, "step_count": {"type": "integer"}}),
+        "action": object_schema({"action": action_schema(spec.action)}),
+        "observation": object_schema(parts),
+        "state": object_schema(
+            {"episode_id": {"type": ["string", "null"]}, "step_count": {"type": "integer"}}
+        ),
     }
-
-
-def _object(properties: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "object", "properties": properties, "required": list(properties)}
 
 
 def _obs_schema(obs: ArraySpec | dict[str, ArraySpec]) -> dict[str, Any]:
     if isinstance(obs, dict):
-        return _object({key: _obs_schema(part) for key, part in obs.items()})
+        return object_schema({key: _obs_schema(part) for key, part in obs.items()})
     if obs.dtype == "text":
         return {"type": "string", "maxLength": obs.shape[0]}
     schema: dict[str, Any] = {"type": "number" if obs.is_float else "integer"}
@@ -101,19 +104,17 @@ def _obs_schema(obs: ArraySpec | dict[str, ArraySpec]) -> dict[str, Any]:
     return schema
 
 
-def _action_schema(spec: EnvSpec) -> dict[str, Any]:
-    action = spec.action
-    match action.kind:
-        case "text":
-            return {"type": "string", "maxLength": action.sizes[0]}
-        case "discrete":
-            return {"type": "integer", "minimum": 0, "maximum": action.sizes[0] - 1}
-        case "box":
-            parts: dict[str, Any] = {"type": "number"}
-        case _:
-            parts = {"type": "integer", "minimum": 0}
-    size = action.shape[0]
-    return {"type": "array", "items": parts, "minItems": size, "maxItems": size}
+def described(name: str, spec: EnvSpec) -> dict[str, Any]:
+    """Return what OpenEnv's /metadata says of the served environment, and the keys of its reset."""
+    keys = ["seed", "episode_id", "options"] + (["task"] if spec.tasks is not None else [])
+    return {
+        "name": name,
+        "description": f"{name}, an environment with actions of the kind {spec.action.kind}, served by ddppo",
+        "version": versions().partition("\n")[0],
+        "reset": keys,
+        "tasks": list(spec.tasks or ()),
+        "tools": [tool["function"]["name"] for tool in tools_for(spec)],
+    }
 
 
 class Server:
@@ -139,6 +140,7 @@ class Server:
         self._token = None if token is None else token.encode()
         # Threads in which clients wait for a slot that is being made; at most one for each slot.
         self._waiters = ThreadPoolExecutor(pool.size, "slot")
+        self.held = HeldSlots(spec, limits, self.counts, self._acquire_soon, pool.release, self._once)
         self._is_stopping = False
 
     @property
@@ -185,8 +187,11 @@ class Server:
         """Lend a client a slot until its session ends, for any reason."""
         # 1. Token and origin, then a slot. Without a slot there is no handshake.
         answer = self.refusal(socket)
-        slot = None
-        if answer is None:
+        slot, held = None, None
+        if answer is None and (session_id := socket.query_params.get("session_id")) is not None:
+            held, answer = self._held_by(socket, session_id)
+            slot = None if held is None else held.slot
+        elif answer is None:
             slot, answer = await self._slot(socket)
         if slot is None:
             assert answer is not None
@@ -197,7 +202,7 @@ class Server:
         try:
             subprotocols = {playground.SUBPROTOCOL} & {*socket.scope.get("subprotocols", ())}
             await socket.accept(subprotocols.pop() if subprotocols and self.has_playground else None)
-            session = Session(socket, slot, self.limits, self.counts)
+            session = Session(socket, slot, self.limits, self.counts, held)
             self.sessions.add(session)
             try:
                 why = await session.run()
@@ -205,19 +210,56 @@ class Server:
                 self.sessions.discard(session)
         except WebSocketDisconnect:
             pass  # the client left before it was accepted
-        # 3. The slot goes back in every case, and a session that ended early is logged.
+        # 3. The slot goes back in every case, unless a session of POST /mcp holds it. One that ended early is logged.
         finally:
-            self.pool.release(slot)
-            self.counts["sessions"] += 1
+            if held is None:
+                self.pool.release(slot)
+                self.counts["sessions"] += 1
+            elif why not in (GONE, AS_ASKED):
+                self.held.end(str(session_id))
         if why not in (GONE, AS_ASKED):
             event = {"event": "ended", "client": f"{socket.client}", "slot": slot.index, "why": why}
             log.warning("%s", json.dumps(event))
 
     async def once(self, request: Request, what: bytes) -> Response:
         """Lend a client a slot for one request."""
+        body = await self._body(request)
+        if isinstance(body, Response):
+            return body
+        slot, answer = await self._slot(request)
+        if slot is None:
+            assert answer is not None
+            return answer
+        try:
+            status, content = await ask_once(slot, what, body, self.limits)
+        except (TimeoutError, ConnectionError) as e:
+            self.counts["lost"] += 1
+            why = str(e) or f"the environment gave no answer within {self.limits.step_s:g} s"
+            return _json(500, {"detail": why, "code": "SESSION_ERROR"})
+        finally:
+            self.pool.release(slot)
+        self.counts["messages"] += 1
+        self.counts["errors"] += status != 200
+        return Response(content, status, media_type="application/json")
+
+    async def mcp(self, request: Request) -> Response:
+        """Answer a request of JSON-RPC."""
+        body = await self._body(request)
+        return body if isinstance(body, Response) else _json(200, await self.held.answer(body))
+
+    async def _once(self, message: bytes) -> bytes:
+        """Answer one message of OpenEnv in a fresh world. Raises TimeoutError, ConnectionError, PoolExhausted."""
+        slot = await self._acquire_soon()
+        try:
+            _, content = await ask_once(slot, JSON, message, self.limits)
+            return content
+        finally:
+            self.pool.release(slot)
+
+    async def _body(self, request: Request) -> bytes | Response:
+        """Return the body of a request that is within its limits of size and time, else the refusal."""
         if (refused := self.refusal(request)) is not None:
             return refused
-        # 1. Read the request, within its limits of size and time.
         body = bytearray()
         try:
             async with asyncio.timeout(self.limits.request_s):
@@ -229,34 +271,31 @@ class Server:
         except (TimeoutError, ClientDisconnect):
             error = {"error": f"the request was not sent within {self.limits.request_s:g} s"}
             return self._refuse(request, 408, "late", error, {"connection": "close"})
-        # 2. Answer it in a fresh world.
-        slot, answer = await self._slot(request)
-        if slot is None:
-            assert answer is not None
-            return answer
-        try:
-            status, content = await ask_once(slot, what, bytes(body), self.limits)
-        except (TimeoutError, ConnectionError) as e:
-            self.counts["lost"] += 1
-            why = str(e) or f"the environment gave no answer within {self.limits.step_s:g} s"
-            return _json(500, {"detail": why, "code": "SESSION_ERROR"})
-        finally:
-            self.pool.release(slot)
-        self.counts["messages"] += 1
-        self.counts["errors"] += status != 200
-        return Response(content, status, media_type="application/json")
+        return bytes(body)
+
+    def _held_by(self, socket: WebSocket, session_id: str) -> tuple[HeldSlot | None, Response | None]:
+        """Return the slot that a session of POST /mcp holds, or the refusal if another WebSocket shares it."""
+        held = self.held.get(session_id)
+        if held is None or held.is_shared:
+            why = "there is no such session_id" if held is None else "another WebSocket shares this session"
+            return None, self._refuse(socket, 404 if held is None else 409, "session", {"error": why})
+        return held, None
+
+    async def _acquire_soon(self) -> Slot:
+        """Return a slot, after waiting for those that are just being released. Raises PoolExhausted, SlotNotReady."""
+        end = time.monotonic() + _LEAVING_S
+        while True:
+            try:
+                return await self._acquire()
+            except PoolExhausted:
+                if time.monotonic() > end:
+                    raise
+            await asyncio.sleep(_LEAVING_S / 10)
 
     async def _slot(self, connection: WebSocket | Request) -> tuple[Slot | None, Response | None]:
         """Return a slot, or the refusal if there is none."""
         try:
-            end = time.monotonic() + _LEAVING_S
-            while True:
-                try:
-                    return await self._acquire(), None
-                except PoolExhausted:
-                    if time.monotonic() > end:
-                        raise
-                await asyncio.sleep(_LEAVING_S / 10)
+            return await self._acquire_soon(), None
         except PoolExhausted as e:
             content = {"error": str(e), "held": e.num_held, "size": e.size}
             return None, self._refuse(connection, 503, "full", content, {"retry-after": "1"})
@@ -291,6 +330,7 @@ class Server:
             now = time.monotonic()
             for session in list(self.sessions):
                 session.stop_if_overdue(now)
+            self.held.end_idle(now)
 
     async def stop(self) -> None:
         """End all sessions, within 5 s, and the pool."""
@@ -298,6 +338,7 @@ class Server:
         self._is_stopping = True
         for session in list(self.sessions):
             session.stop(RESTART, "the server is stopping")
+        self.held.end_all()
         # 2. Wait for them, then end all processes in any case.
         end = time.monotonic() + _LEAVE_S
         while self.sessions and time.monotonic() < end:
@@ -356,7 +397,14 @@ def make_app(server: Server) -> FastAPI:
             await server.stop()
 
     # No generated pages: they would describe the routes to clients without a token.
-    app = FastAPI(title="ddppo environments", lifespan=life, docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(
+        title="ddppo environments",
+        version=OPENENV_API,
+        lifespan=life,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+    )
     app.state.server = server
     app.add_api_websocket_route("/ws", server.session)
 
@@ -367,6 +415,18 @@ def make_app(server: Server) -> FastAPI:
     @app.get("/state")
     async def state(request: Request) -> Response:
         return server.refusal(request) or _json(200, UNUSED)
+
+    @app.post("/mcp")
+    async def mcp(request: Request) -> Response:
+        return await server.mcp(request)
+
+    @app.get("/metadata")
+    async def metadata(request: Request) -> Response:
+        return server.refusal(request) or _json(200, described(server.name, spec))
+
+    @app.get("/openapi.json")
+    async def openapi(request: Request) -> Response:
+        return server.refusal(request) or _json(200, app.openapi())
 
     # Needs no token: containers and load balancers ask for it.
     @app.get("/health")

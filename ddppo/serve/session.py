@@ -12,12 +12,14 @@ import asyncio
 import time
 from collections import Counter
 from contextlib import suppress
+from functools import partial
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
 
+from ddppo.serve.held import HeldSlot, SharedWire
 from ddppo.serve.limits import Allowance, Limits
 from ddppo.serve.protocol import JSON, MSGPACK
 from ddppo.serve.slots.line import LEFT
@@ -34,13 +36,25 @@ _MOST_FRAGMENTS = 1024  # of a message
 
 
 class Session:
-    """One client and one slot."""
+    """One client and one slot.
 
-    def __init__(self, socket: WebSocket, slot: Slot, limits: Limits, counts: Counter[str]) -> None:
+    Args:
+        held: the slot of a session of POST /mcp, which this one shares; None for a slot of its own.
+    """
+
+    def __init__(
+        self,
+        socket: WebSocket,
+        slot: Slot,
+        limits: Limits,
+        counts: Counter[str],
+        held: HeldSlot | None = None,
+    ) -> None:
         self.slot = slot
         self._socket = socket
         self._limits = limits
         self._counts = counts
+        self._held = held
         self._num_in_flight = 0  # requests that the world has not answered
         self._room = asyncio.Semaphore(limits.max_in_flight)
         self._answers: asyncio.Queue[tuple[bytes, bytes]] = asyncio.Queue()
@@ -52,7 +66,13 @@ class Session:
 
     async def run(self) -> str:
         """Forward messages until the session ends; return the reason, GONE if the client left."""
-        wire = await SlotWire.of(self.slot.line, self._limits.max_message_bytes, self._on_frame, self._lost)
+        wire: SlotWire | SharedWire
+        if self._held is not None:
+            wire = self._held.shared(self._on_frame, self._lost, partial(self.stop, NORMAL))
+        else:
+            wire = await SlotWire.of(
+                self.slot.line, self._limits.max_message_bytes, self._on_frame, self._lost
+            )
         # Two tasks, one for each direction. The session ends when one of them ends, or when `stop` is called.
         parts = [asyncio.ensure_future(self._from_client(wire)), asyncio.ensure_future(self._to_client())]
         try:
@@ -77,11 +97,14 @@ class Session:
 
     def stop_if_overdue(self, now: float) -> None:
         limits = self._limits
+        used_at = max(
+            self._asked_at, self._answered_at, self._held.used_at if self._held is not None else 0.0
+        )
         if self._sending_since is not None and now - self._sending_since > limits.send_s:
             self.stop(POLICY, f"an answer was not taken within {limits.send_s:g} s")
         elif self._num_in_flight and now - max(self._asked_at, self._answered_at) > limits.step_s:
             self.stop(INTERNAL, f"the environment gave no answer within {limits.step_s:g} s")
-        elif not self._num_in_flight and now - max(self._asked_at, self._answered_at) > limits.idle_s:
+        elif not self._num_in_flight and now - used_at > limits.idle_s:
             self._counts["reaped"] += 1
             self.stop(POLICY, f"no request within {limits.idle_s:g} s")
 
@@ -106,7 +129,7 @@ class Session:
         self._counts["lost"] += not self._stopped.done()
         self.stop(INTERNAL, why)
 
-    async def _from_client(self, wire: SlotWire) -> tuple[int, str]:
+    async def _from_client(self, wire: "SlotWire | SharedWire") -> tuple[int, str]:
         allowance = Allowance(self._limits.messages_per_s)
         while True:
             message = await self._socket.receive()

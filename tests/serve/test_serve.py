@@ -475,7 +475,7 @@ def test_a_client_of_openenv_is_answered_in_its_dialect():
             second = await told(step)
             assert second["data"]["observation"]["obs"][0] == 1.0
             assert (second["data"]["reward"], second["data"]["done"]) == (0.0, False)
-            assert (await told({"type": "state"}))["data"] == {"episode_id": "1", "step_count": 1}
+            assert (await told({"type": "state"}))["data"] == {"episode_id": "mine", "step_count": 1}
             for wrong, code in (
                 ({"type": "steer"}, "UNKNOWN_TYPE"),
                 ({"type": "step", "data": [1]}, "VALIDATION_ERROR"),

@@ -105,7 +105,7 @@ def test_openenv_s_own_client_plays_an_episode_and_is_told_what_goes_wrong():
             assert (first.observation["obs"][0], first.reward, first.done) == (0.0, None, False)
             second = await client.step({"action": MARK})
             assert (second.observation["obs"][0], second.reward, second.done) == (1.0, 0.0, False)
-            assert await client.state() == {"episode_id": "1", "step_count": 1}
+            assert await client.state() == {"episode_id": "mine", "step_count": 1}
             for wrong in ({"action": 99}, {}, {"action": RAISE}):
                 with pytest.raises(RuntimeError):
                     await client.step(wrong)

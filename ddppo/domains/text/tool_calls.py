@@ -12,6 +12,7 @@ from typing import Any
 from warnings import catch_warnings
 
 from ddppo.domains.text.tokenizers import NoAction
+from ddppo.spaces import text_parameter
 
 Tool = Mapping[str, Any]  # {"type": "function", "function": {"name", "description", "parameters"}}
 Call = tuple[str, dict[str, Any]]  # name and arguments
@@ -209,17 +210,6 @@ def call_of(action: str, tools: Sequence[Tool]) -> Call:
     parameter = text_parameter(tools)
     call = _of_object(_json(action)[0]) if parameter is None else (_name(tools[0]), {parameter: action})
     return _fitting(call, tools, as_text=False)
-
-
-def text_parameter(tools: Sequence[Tool]) -> str | None:
-    """Return the name of the parameter that is the action, if there is a single tool with one text; else None."""
-    if len(tools) != 1:
-        return None
-    properties = _schema(tools[0]).get("properties", {})
-    if len(properties) != 1:
-        return None
-    ((name, schema),) = properties.items()
-    return str(name) if schema.get("type") == "string" else None
 
 
 def probe_call(tools: Sequence[Tool], mark: str) -> Call:

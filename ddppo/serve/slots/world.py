@@ -11,7 +11,7 @@ from ddppo.envs.encoding.gym_spaces import MASK
 from ddppo.envs.encoding.observations import ObsArrays
 from ddppo.envs.single import make_single_env
 from ddppo.errors import EnvError, EnvRaised
-from ddppo.serve.openenv import OpenEnv, is_openenv
+from ddppo.serve.openenv import OpenEnv, RpcError, is_openenv
 from ddppo.serve.protocol import (
     JSON,
     PROTOCOL,
@@ -40,17 +40,20 @@ class ServedWorld:
     def answer(self, kind: bytes, content: bytes) -> tuple[bytes, bytes]:
         """Return kind and content of the frame that answers a request. No request raises."""
         # A message that cannot be parsed is answered in the dialect used last.
-        id, dialect = None, self._dialect
+        id, dialect, rpc_code = None, self._dialect, None
         try:
             # 1. Parse, and translate OpenEnv's messages to ddppo/1.
             message = decoded(kind, content)
-            self._dialect = dialect = (dialect or OpenEnv()) if is_openenv(message) else None
+            self._dialect = dialect = (dialect or OpenEnv(self._spec)) if is_openenv(message) else None
             if dialect is not None:
                 message = dialect.request(message)
             if dialect is not None and message["op"] == "close":
                 return LEFT, b""
-            if dialect is not None and message["op"] == "state":
-                return kind, encoded(kind, dialect.reply("state", {}))
+            if dialect is not None and message["op"] == "told":
+                return kind, encoded(kind, message["reply"])
+            # A client of tools alone does not reset: its first call begins an episode.
+            if dialect is not None and dialect.begins:
+                dialect.reply("reset", self._reset(kind))
             # 2. Execute the request.
             message = checked(message)
             id = message["id"]
@@ -60,12 +63,13 @@ class ServedWorld:
         # 3. An error is an answer, too, of the same kind in capitals.
         except BadMessage as e:
             code, text, id = e.code, str(e), e.id if id is None else id
+            rpc_code = e.rpc_code if isinstance(e, RpcError) else None
         except EnvRaised as e:
             code, text = "EXECUTION_ERROR", e.said
         except (EnvError, ValueError) as e:  # ValueError: numbers that JSON does not hold
             code, text = "EXECUTION_ERROR", str(e)
         if dialect is not None:
-            return kind.upper(), encoded(kind, dialect.error(code, text))
+            return kind.upper(), encoded(kind, dialect.error(code, text, rpc_code))
         return kind.upper(), encoded(kind, {"id": id, "error": {"code": code, "message": text}})
 
     def _execute(self, kind: bytes, message: dict[str, Any]) -> dict[str, Any]:
