@@ -16,6 +16,12 @@ PLUGIN = Plugin(
             spec=f"{__name__}.client.served:served_spec",
             check_run=f"{__name__}.client.served:check_run",
             unsaved="is stepped by servers (env.backend=remote), and a session hands over no state",
-        )
+        ),
+        "openenv": Backend(
+            make=f"{__name__}.client.backend:make_remote",
+            check=f"{__name__}.client.openenv:check_openenv",
+            spec=f"{__name__}.client.openenv:openenv_spec",
+            unsaved="is stepped by servers (env.backend=openenv), and a session hands over no state",
+        ),
     },
 )

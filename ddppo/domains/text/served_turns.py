@@ -41,7 +41,7 @@ class RemoteTurns:
         self._loop = LoopThread()
         self._pool = AsyncEnvPool(
             source.urls, self.num_envs, first=names.indices.start, token=source.token, revive=source.revive,
-            **patience(timeout_s, max_restarts),
+            opener=source.opener, **patience(timeout_s, max_restarts),
         )  # fmt: skip
         # A server may have been restarted with another task since the run was checked.
         try:

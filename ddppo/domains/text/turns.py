@@ -35,6 +35,7 @@ from ddppo.terminal import warn
 READ = ("is_success", PARTS, "tool_failed", "system", "shots", "task", "tier")
 
 _SERVED = "ddppo.domains.text.served_turns:RemoteTurns"  # needs the extra serve
+_SERVED_BACKENDS = ("remote", "openenv")
 
 
 @dataclass(slots=True)
@@ -106,7 +107,8 @@ def make_turns(env: EnvConfig, env_indices: range, rank: int, timeout_s: float, 
     """
     spec, names = probe(env), EnvNames(env_indices, rank)
     # For tasks of text, `choose_backend` replaces the backend "auto" by the one that is used.
-    if (choose_backend(env, spec, len(env_indices), cores=1) if spec.is_text else env).backend == "remote":
+    chosen = choose_backend(env, spec, len(env_indices), cores=1) if spec.is_text else env
+    if chosen.backend in _SERVED_BACKENDS:
         served: Turns = imported(_SERVED)(env, spec, names, timeout_s, max_restarts)
         return served
     return LocalTurns(env, spec, names, max_restarts)

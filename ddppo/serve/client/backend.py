@@ -21,8 +21,9 @@ from ddppo.envs.vec_env import EnvNames, EnvStep, Options, Unsaved, no_options
 from ddppo.errors import EnvError
 from ddppo.processes.forking import ForkedProcess, ForkServer, ForkServerLost
 from ddppo.serve.client.connection import EnvServerFault, EnvServerLost
+from ddppo.serve.client.openenv import opener_of
 from ddppo.serve.client.served import token_of
-from ddppo.serve.client.sessions import EnvAnswer, SyncEnvPool
+from ddppo.serve.client.sessions import EnvAnswer, Opener, SyncEnvPool
 from ddppo.serve.protocol import plain_spec
 from ddppo.spaces import EnvSpec, each, leaves
 
@@ -41,7 +42,7 @@ def make_remote(
     try:
         pool = SyncEnvPool(
             source.urls, len(names.indices), first=names.indices.start, token=source.token, revive=source.revive,
-            **patience(timeout_s, max_restarts),
+            opener=source.opener, **patience(timeout_s, max_restarts),
         )  # fmt: skip
         return RemoteEnvs(pool, spec, names, source)
     except BaseException:
@@ -137,12 +138,16 @@ def patience(timeout_s: float, max_restarts: int) -> dict[str, Any]:
 
 
 class Source:
-    """The servers of a rank: addresses, token, and `revive`, which restarts the rank's own server."""
+    """The servers of a rank: addresses, token, how sessions are opened; `revive` restarts the rank's own server."""
 
     def __init__(self, env: EnvConfig, spec: EnvSpec, names: EnvNames, timeout_s: float) -> None:
         self._own = None if env.urls else OwnServer(env, spec, names, timeout_s)
         self.urls = [self._own.url] if self._own is not None else env.urls
-        self.token = self._own.token if self._own is not None else token_of(env)
+        self.opener: Opener | None = None  # of sessions with servers of another protocol
+        if env.backend == "openenv":
+            self.token, self.opener = None, opener_of(env, names.indices)
+        else:
+            self.token = self._own.token if self._own is not None else token_of(env)
         self.revive: Callable[[], None] | None = self._own.revive if self._own is not None else None
 
     def close(self) -> None:

@@ -7,9 +7,12 @@ import http.client
 import importlib.util
 import json
 import re
-import urllib.error
-import urllib.request
+import socket
+import threading
+import urllib.parse
 from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,6 @@ SERVED = "served"  # env.id of the preset env=remote: the servers name the task
 _ADDRESS = re.compile(r"wss?://(\[[\da-f:.]+\]|[^/\s:@[\]]+)(:\d{1,5})?/?", re.IGNORECASE)
 _ANSWER_S = 10.0
 _MOST_BYTES = 2**24
-_NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 # -- rules, before any process starts ----------------------------------------------------------------------------------
@@ -34,14 +36,20 @@ def can_serve() -> bool:
     return all(importlib.util.find_spec(name) is not None for name in needed)
 
 
+def check_packages(env: EnvConfig) -> None:
+    """Raise ConfigError if packages of the extra `serve` are missing."""
+    if not can_serve():
+        raise ConfigError(
+            f"env.backend={env.backend}: {env.id} in processes of its own needs packages that are not installed: "
+            f"{install_command('serve')}"
+        )
+
+
 def check_served(config: Config) -> None:
     """Raise ConfigError for addresses and settings that have no effect or cannot work."""
     env = config.env
     for url in env.urls:
-        if not _ADDRESS.fullmatch(url):
-            raise ConfigError(
-                f"env.urls={env.urls}: {url} is no address such as ws://127.0.0.1:8000, or ws://[::1]:8000"
-            )
+        check_address(url, _ADDRESS, "ws://127.0.0.1:8000, or ws://[::1]:8000")
     # Without addresses, each rank starts its own server, which has a token of its own.
     if not env.urls:
         if env.id == SERVED:
@@ -73,11 +81,7 @@ def served_spec(env: EnvConfig) -> EnvSpec | None:
 
     Raises ConfigError if a server does not answer, if they serve different tasks, or if packages are missing.
     """
-    if not can_serve():
-        raise ConfigError(
-            f"env.backend={env.backend}: {env.id} in processes of its own needs packages that are not installed: "
-            f"{install_command('serve')}"
-        )
+    check_packages(env)
     if not env.urls:
         return None
     # Ask each server once; all have to serve one task, the one that env.id names unless it is "served".
@@ -133,7 +137,7 @@ def _check_slots(env: EnvConfig, num_envs: int, num_more: int) -> None:
     asked = Counter(env.urls[i % len(env.urls)] for i in range(num_envs))
     more = 0
     for url, num in asked.items():
-        health = _get(env, f"{_http(url)}/health", url)
+        health = _get(env, url, "/health")
         size, held = health.get("size"), health.get("held")
         if not isinstance(size, int) or not isinstance(held, int):
             raise ConfigError(f"env.urls: {url} does not say how many slots it has: is it a server of ddppo?")
@@ -174,7 +178,7 @@ def token_in(path: Path, key: str) -> str:
 def _schema(env: EnvConfig, url: str) -> tuple[str, EnvSpec]:
     from ddppo.serve.protocol import PROTOCOL, BadMessage, spec_of  # needs the extra serve
 
-    schema = _get(env, f"{_http(url)}/schema", url)
+    schema = _get(env, url, "/schema")
     if schema.get("protocol") != PROTOCOL:
         raise ConfigError(f"env.urls: {url} speaks {str(schema.get('protocol'))[:40]}, not {PROTOCOL}")
     try:
@@ -183,30 +187,93 @@ def _schema(env: EnvConfig, url: str) -> tuple[str, EnvSpec]:
         raise ConfigError(f"env.urls: {url}: {e}") from e
 
 
-def _get(env: EnvConfig, address: str, url: str) -> dict[str, Any]:
-    """Return the JSON at `address` of the server `url`. Raises ConfigError."""
-    # Without proxies: an address of a server is meant as it is.
+def _get(env: EnvConfig, url: str, path: str) -> dict[str, Any]:
+    """Return the JSON at `path` of the server `url`. Raises ConfigError."""
     token = token_of(env)
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    return fetched(url, path, headers, remedy="start it with python -m ddppo.serve, or mend the address")
+
+
+def fetched(url: str, path: str, headers: Mapping[str, str], *, remedy: str) -> dict[str, Any]:
+    """Return the map in JSON at `path` of the server `url`, within 10 s. Raises ConfigError.
+
+    Proxies are not used, for an address of a server is meant as it is. Redirects are not followed, for they would carry
+    the headers to another server.
+    """
+    address = re.sub("^ws", "http", url.rstrip("/")) + path
+    parts = urllib.parse.urlsplit(address)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    line = kind(parts.hostname or "", parts.port, timeout=_ANSWER_S)
+    late = threading.Event()
+
+    def end() -> None:
+        late.set()
+        with suppress(OSError, AttributeError):
+            line.sock.shutdown(socket.SHUT_RDWR)
+
+    # The timeout of a socket is for each of its reads: a server that sends a byte now and then would pass it.
+    timer = threading.Timer(_ANSWER_S, end)
+    timer.daemon = True
     try:
-        with _NO_PROXY.open(urllib.request.Request(address, headers=headers), timeout=_ANSWER_S) as answer:
-            content = json.loads(answer.read(_MOST_BYTES))
-    except urllib.error.HTTPError as e:
-        with e:
-            fault = (
-                "needs a token: set env.token_file" if e.code == 401 else f"answered {e.code} to {address}"
-            )
-        raise ConfigError(f"env.urls: {url} {fault}") from e
-    # Not reached, no JSON, or no HTTP.
-    except (OSError, ValueError, http.client.HTTPException) as e:
-        why = getattr(e, "reason", e)
+        line.connect()
+        timer.start()
+        line.request("GET", parts.path, headers=dict(headers))
+        answer = line.getresponse()
+        body = answer.read(_MOST_BYTES + 1)
+    # Not reached, no HTTP, or late.
+    except (OSError, http.client.HTTPException) as e:
+        why = (
+            f"no answer within {_ANSWER_S:g} s"
+            if late.is_set() or isinstance(e, TimeoutError)
+            else masked(e, headers)
+        )
+        raise ConfigError(f"env.urls: {url} cannot be reached ({why}): {remedy}") from None
+    finally:
+        timer.cancel()
+        line.close()
+    if late.is_set():
+        raise ConfigError(f"env.urls: {url} cannot be reached (no answer within {_ANSWER_S:g} s): {remedy}")
+    status = answer.status
+    if 300 <= status < 400:
+        where = masked(answer.headers.get("Location"), headers)
         raise ConfigError(
-            f"env.urls: {url} cannot be reached ({why}): start it with python -m ddppo.serve, or mend the address"
-        ) from e
+            f"env.urls: {url} redirects to {where}, which is not followed: give the address of the server itself"
+        )
+    if status in (401, 403):
+        raise ConfigError(
+            f"env.urls: {url} "
+            + ("refuses the token in env.token_file" if headers else "needs a token: set env.token_file")
+        )
+    if status != 200:
+        raise ConfigError(f"env.urls: {url} answered {status} to {address}: {remedy}")
+    if len(body) > _MOST_BYTES:
+        raise ConfigError(
+            f"env.urls: {url} answered {address} with more than {_MOST_BYTES >> 20} MiB: it is not read"
+        )
+    try:
+        content = json.loads(body)
+    except (ValueError, RecursionError):
+        raise ConfigError(f"env.urls: {url} answered {address} with no JSON: {remedy}") from None
     if not isinstance(content, dict):
-        raise ConfigError(f"env.urls: {url} answered {address} with no map: is it a server of ddppo?")
+        raise ConfigError(f"env.urls: {url} answered {address} with no map: {remedy}")
     return content
 
 
-def _http(url: str) -> str:
-    return "http" + url.rstrip("/")[len("ws") :]
+def masked(by_server: object, headers: Mapping[str, str], most: int = 300) -> str:
+    """Return a text of a server in one line, cut, without the values of our headers: a server may repeat a token."""
+    text = str(by_server)
+    for value in headers.values():
+        for secret in filter(None, (value, value.removeprefix("Bearer "))):
+            text = text.replace(secret, "***")
+    return " ".join(text.split())[:most]
+
+
+def check_address(url: str, pattern: re.Pattern[str], example: str) -> None:
+    """Raise ConfigError for an address in env.urls that does not match, without any password or token in it."""
+    port = re.search(r":(\d+)(/|$)", url)
+    if not pattern.fullmatch(url) or (port is not None and int(port[1]) > 65_535):
+        plain = re.sub(r"[?#].*", "?***", re.sub(r"//[^/]*@", "//***@", url))
+        raise ConfigError(
+            f"env.urls: {plain!r} is no address such as {example}; a token is no part of it: give a file by "
+            "env.token_file"
+        )

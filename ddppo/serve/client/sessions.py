@@ -11,8 +11,9 @@ AsyncEnvPool is for asyncio, SyncEnvPool for all other programs. Both are `Sessi
 """
 
 import asyncio
+import math
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -70,22 +71,40 @@ class Patience:
     max_reconnects: int = 0  # of one environment
 
 
+Opener = Callable[[int, str, float], Awaitable[Connection]]
+
+
+async def until_not_full(open_: Callable[[], Awaitable[T]], full_s: float) -> T:
+    """Return what open_() returns; while servers are full (503), try again until full_s is over."""
+    loop = asyncio.get_running_loop()
+    end, pause_s = loop.time() + full_s, _FIRST_PAUSE_S
+    while True:
+        try:
+            return await open_()
+        except EnvServerRefused as e:
+            if e.status != 503 or loop.time() + pause_s > end:
+                raise
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
 class Sessions:
     """One session for each address.
 
     Args:
         revive: starts the server again if it has ended; for a server that the client owns. Called in another thread.
+        opener: opens session i at an address within open_s; for servers with another protocol than ddppo/1.
     """
 
     def __init__(
         self, addresses: Sequence[str], token: str | None, patience: Patience,
-        revive: Callable[[], None] | None = None,
+        revive: Callable[[], None] | None = None, opener: "Opener | None" = None,
     ) -> None:  # fmt: skip
         self.addresses = list(addresses)
         self.patience = patience
         self.num_reconnects = 0  # sessions opened again, over all environments
         self._num_reconnects_of = [0] * len(self.addresses)
-        self._token = token
+        self._token, self._opener = token, opener
         self._revive, self._reviving = revive, asyncio.Lock()
         self._sessions: list[Connection] = []
         self._keeping: asyncio.Future[None] | None = None
@@ -101,24 +120,13 @@ class Sessions:
         """Open all sessions; if one fails, close the others and raise its error. A second call does nothing."""
         if self._sessions:
             return
-        # If the server is full (503), try again until full_s is over.
-        loop = asyncio.get_running_loop()
-        end, pause_s = loop.time() + self.patience.full_s, _FIRST_PAUSE_S
-        while True:
-            try:
-                self._sessions = await self._opened()
-                break
-            except EnvServerRefused as e:
-                if e.status != 503 or loop.time() + pause_s > end:
-                    raise
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        self._sessions = await until_not_full(self._opened, self.patience.full_s)
         self._keeping = asyncio.ensure_future(self._keep_alive())
 
     async def _opened(self) -> list[Connection]:
         # Open all at the same time. After the first failure, cancel the others and close those that are open.
         open_s = self.patience.open_s
-        opening = [asyncio.ensure_future(self._open(url, open_s)) for url in self.addresses]
+        opening = [asyncio.ensure_future(self._open(i, open_s)) for i in range(len(self.addresses))]
         try:
             done, _ = await asyncio.wait(opening, return_when=asyncio.FIRST_EXCEPTION)
             failed = [each for each in opening if each in done and each.exception() is not None]
@@ -166,8 +174,10 @@ class Sessions:
         sessions, self._sessions = self._sessions, []
         await _all_closed(sessions)
 
-    async def _open(self, url: str, open_s: float) -> Connection:
-        return await Connection.opened(url, self._token, open_s)
+    async def _open(self, i: int, open_s: float) -> Connection:
+        if self._opener is not None:
+            return await self._opener(i, self.addresses[i], open_s)
+        return await Connection.opened(self.addresses[i], self._token, open_s)
 
     async def _ask(self, i: int, request: Mapping[str, Any]) -> EnvAnswer:
         session = self._sessions[i]
@@ -196,7 +206,7 @@ class Sessions:
             try:
                 await self._ensure_server()
                 # The first timeout is short: an own server may have ended a moment ago, unnoticed, and will not answer.
-                opened = await self._open(self.addresses[i], min(open_s, patience.open_s))
+                opened = await self._open(i, min(open_s, patience.open_s))
                 break
             except (EnvServerLost, EnvServerRefused) as e:
                 if loop.time() + pause_s > end or getattr(e, "status", 503) != 503:
@@ -249,6 +259,8 @@ def _checked_answer(spec: EnvSpec, answer: dict[str, Any], *, goes_on: bool) -> 
         raise BadMessage(
             "VALIDATION_ERROR", "reward must be a number, terminated and truncated true or false"
         )
+    if not math.isfinite(reward):
+        raise BadMessage("VALIDATION_ERROR", f"the reward is {reward}, no finite number")
     if (final is not None) != (goes_on and (terminated or truncated)):
         raise BadMessage(
             "VALIDATION_ERROR", "final_obs must be present if and only if the next episode has begun"
@@ -274,12 +286,12 @@ class AsyncEnvPool(Sessions):
 
     def __init__(
         self, urls: Sequence[str], num_envs: int, *, first: int = 0, token: str | None = None,
-        revive: Callable[[], None] | None = None, **patience: Any,
+        revive: Callable[[], None] | None = None, opener: "Opener | None" = None, **patience: Any,
     ) -> None:  # fmt: skip
         if not urls:
             raise ConfigError("env.urls is empty: give the address of a server, e.g. ws://127.0.0.1:8000")
         addresses = [urls[(first + i) % len(urls)] for i in range(num_envs)]
-        super().__init__(addresses, token, Patience(**patience), revive)
+        super().__init__(addresses, token, Patience(**patience), revive, opener)
         self.num_envs = num_envs
         self._seeds = [0] * num_envs
         self._num_lost = [0] * num_envs
