@@ -1,6 +1,6 @@
 """Environments on the base classes of the package openenv, served by it alone. Run in an environment that has it:
 
-    python tests/serve/openenv_package.py bandit 8123 [sessions]
+python tests/serve/openenv_package.py bandit 8123 [sessions]
 """
 
 import random
@@ -22,7 +22,7 @@ class Pull(Action):
 
 
 class Light(Observation):
-    lamps: list[float] = []
+    lamps: list[float]
 
 
 class Bandit(Environment):
@@ -81,7 +81,9 @@ class Echo(Environment):
         if action.text == "fail":
             raise RuntimeError("no voice")
         self._state.step_count += 1
-        return Heard(text="yes" if action.text == self._word else "no", reward=action.text == self._word, done=True)
+        return Heard(
+            text="yes" if action.text == self._word else "no", reward=action.text == self._word, done=True
+        )
 
     @property
     def state(self):

@@ -72,7 +72,8 @@ class OpenEnvSettings:
     tasks: Any = setting(
         None,
         "what episodes are about: a list of maps, whose fields are keywords of a reset, or a file of JSON Lines with "
-        "such maps. Environments of a group have the same one. null: only seeds",
+        "such maps. The environments of a group have the same one: by the seed, or by a curriculum if all have a tier. "
+        "null: seeds alone",
     )
     reset: dict[str, Any] = setting(meaning="further keywords of every reset", factory=dict)
     action: dict[str, Any] = setting(
@@ -93,6 +94,10 @@ class OpenEnvSettings:
         None,
         "import path of a function(observation, task) that returns the text or the numbers to observe; the default is "
         "the observation's sole text, else JSON",
+    )
+    achieved_at: float | None = setting(
+        None,
+        "return from which an episode counts as achieved (is_success); null: as the server's metadata says",
     )
     max_chars: int = setting(2**20, "characters of an observation, above which the episode is lost", low=1)
 
@@ -232,7 +237,13 @@ class OpenEnvTask:
             shapes = {key: ArraySpec(part.shape) for key, part in numbers.items()}
             obs = shapes if len(shapes) > 1 else next(iter(shapes.values()))
         # Tiers are for curricula and reports.
-        tiers = {name: str(row.get("tier", "tasks")) for name, row in self.tasks.items()}
+        # Tasks with tiers are for a curriculum; others are chosen by the seed of an episode.
+        tiers = {name: row["tier"] for name, row in self.tasks.items() if isinstance(row.get("tier"), str)}
+        if tiers and len(tiers) < len(self.tasks):
+            without = min(self.tasks.keys() - tiers.keys())
+            raise ConfigError(
+                f"env.tasks: some tasks name a tier, and {without} does not: give each one, or none"
+            )
         self.spec = EnvSpec(obs, self.actions.spec, tools=self.actions.tools, tasks=tiers or None)
 
     def row(self, seed: int, options: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
@@ -358,6 +369,7 @@ class OpenEnvConnection(Connection):
     _task: OpenEnvTask
     _place: int
     _seed = _num_episodes = 0
+    _return = 0.0  # of the episode so far
     _row: Mapping[str, Any] = {}
 
     async def ask(self, timeout_s: float, **request: Any) -> dict[str, Any]:
@@ -410,7 +422,7 @@ class OpenEnvConnection(Connection):
         data = await self.sent(timeout_s, {"type": "reset", "data": keywords})
         answer = self._answered(data, is_first=True)
         if name is not None:
-            answer["info"] |= {"task": name, "tier": (self._task.spec.tasks or {})[name]}
+            answer["info"] |= {"task": name}
         if answer["terminated"]:
             raise self._broke("the answer to reset says that the episode is over")
         return {key: answer[key] for key in ("obs", "info")}
@@ -451,6 +463,9 @@ class OpenEnvConnection(Connection):
         if (failed := tool_failed(observation)) is not None and self._task.actions.tools is not None:
             info["tool_failed"] = failed
         # OpenEnv has no word for a time limit; servers of ddppo say so in the metadata.
+        self._return = float(reward or 0.0) + (0.0 if is_first else self._return)
+        if is_over and self._task.settings.achieved_at is not None:
+            info["is_success"] = self._return >= self._task.settings.achieved_at
         truncated = is_over and metadata.get("truncated") is True
         ends = {"terminated": is_over and not truncated, "truncated": truncated}
         return {"obs": obs, "reward": float(reward or 0.0), "info": info, **ends}

@@ -1,0 +1,621 @@
+"""Training on servers of OpenEnv: schemas, tasks, time-outs, refusals for want of room, restarts, and servers that lie.
+
+The servers are stand-ins (openenv_standin.py); test_openenv_package tries those of the package itself.
+"""
+
+import asyncio
+import json
+import re
+import threading
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+for needed in ("msgpack", "websockets", "uvicorn", "fastapi"):
+    pytest.importorskip(needed, reason="needs the extra serve: pip install '.[serve]'")
+
+from fastapi import FastAPI, Request, Response, WebSocket  # noqa: E402
+
+from ddppo.config.settings import EnvConfig  # noqa: E402
+from ddppo.domains.text.turns import make_turns  # noqa: E402
+from ddppo.envs.make import make_vec_env  # noqa: E402
+from ddppo.envs.probing.probe import probe  # noqa: E402
+from ddppo.errors import ConfigError, EnvError  # noqa: E402
+from ddppo.serve.client import connection, served  # noqa: E402
+from ddppo.serve.client.connection import EnvServerFault, EnvServerRefused, RemoteError  # noqa: E402
+from ddppo.serve.client.openenv import headers_of, opener_of, task_of  # noqa: E402
+from ddppo.serve.client.openenv_schema import actions_of  # noqa: E402
+from ddppo.serve.client.sessions import AsyncEnvPool, SyncEnvPool  # noqa: E402
+from ddppo.serve.protocol import MSGPACK, encoded, plain_spec  # noqa: E402
+from ddppo.serve.server import ServeSettings  # noqa: E402
+from ddppo.serve.server import served as served_by_ddppo  # noqa: E402
+from tests.serve.openenv_standin import NUMBERS, TEXT, TOOLS, Standin, app_of, error, running  # noqa: E402
+from tests.serve.openenv_standin import openenv as standin_of  # noqa: E402
+from tests.support import PATIENCE_S, TINY, door, summary, wait_until  # noqa: E402
+
+TOKEN = "a secret of 20 chars"
+
+
+def env_at(url, token_file=None, **kwargs):
+    return EnvConfig(
+        id="openenv", backend="openenv", urls=[url], token_file=token_file and str(token_file), kwargs=kwargs
+    )
+
+
+@contextmanager
+def pool_of(env, num_envs=1, **patience):
+    patience = {"answer_s": PATIENCE_S, "open_s": PATIENCE_S} | patience
+    with SyncEnvPool(env.urls, num_envs, opener=opener_of(env, range(num_envs)), **patience) as pool:
+        yield pool
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+
+
+def run(url, *arguments, run_dir):
+    base = ("env=openenv", f"env.url={url}", *TINY, "ppo.total_steps=512", "ppo.rollout_steps=32")
+    return door(*base, *arguments, run_dir=run_dir)
+
+
+def test_a_run_on_a_server_is_the_same_to_the_bit_on_one_rank_and_on_two(tmp_path):
+    found = []
+    with standin_of(sessions=8) as (url, _):
+        for world_size in (1, 2):
+            folder = tmp_path / str(world_size)
+            ranks = (f"dist.world_size={world_size}", "dist.reduction=ordered", "eval.final_episodes=2")
+            done = run(url, *ranks, run_dir=folder)
+            assert done.code == 0, done.stderr
+            found.append((summary(folder)["params_hash"], summary(folder)["eval"]["final"]["return_mean"]))
+    assert found[0] == found[1]
+
+
+def test_episodes_of_text_are_about_the_tasks_of_a_file_each_group_about_one(tmp_path):
+    words = tmp_path / "words.jsonl"
+    words.write_text("".join(json.dumps({"id": word, "word": word}) + "\n" for word in ("north", "south")))
+    text = ("model=token_policy", "ppo=grpo", "model.obs_tokens=8", "model.turn_tokens=4")
+    size = ("ppo.rollout_steps=48", "ppo.group_size=2", "env.num_envs=4", "ppo.total_steps=64")
+    with standin_of(TEXT) as (url, standin):
+        done = run(url, *text, *size, f"env.tasks={words}", run_dir=tmp_path / "run")
+        assert done.code == 0, done.stderr
+        resets = [data for data in standin.asked if "seed" in data][
+            1:
+        ]  # without that of the look before the run
+    seen = {(data["seed"], data["word"]) for data in resets}
+    assert {word for _, word in seen} <= {"north", "south"}
+    assert len({seed for seed, _ in seen}) == len(seen) < len(resets)
+    assert len({data["episode_id"] for data in resets}) == len(resets)
+
+
+def test_no_token_is_in_any_file_or_message_of_a_run_even_if_the_server_repeats_it(tmp_path):
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+
+    def lie(message, answer):
+        return error(f"I know {TOKEN}", TOKEN) if message["type"] == "step" else answer
+
+    with standin_of(lie=lie, token=TOKEN) as (url, _):
+        done = run(url, f"env.token_file={tmp_path / 'token'}", run_dir=tmp_path / "run")
+        assert done.code == 1
+        assert "I know ***" in done.stderr
+        wrong = run(url, run_dir=tmp_path / "other")
+        assert (wrong.code, "needs a token" in wrong.stderr) == (2, True)
+    texts = [path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert texts
+    assert TOKEN.encode() not in b"".join([*texts, done.stderr.encode(), done.stdout.encode()])
+
+
+# -- schemas -----------------------------------------------------------------------------------------------------------
+
+
+def schema(required=(), **properties):
+    return {"type": "object", "properties": {"metadata": {}, **properties}, "required": list(required)}
+
+
+def actions(schema, form="auto", action=None, choices=None, *, numbers=True):
+    return actions_of(schema, None, form, action or {}, choices or {}, observes_numbers=numbers)
+
+
+WHOLE, REAL, WORD = {"type": "integer"}, {"type": "number"}, {"type": "string"}
+LIST = {"type": "array", "minItems": 2, "maxItems": 2}
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "sizes", "action", "data"),
+    [
+        (schema(a=WORD | {"enum": ["x", "y"]}), "discrete", (2,), 1, {"a": "y"}),
+        (schema(a={"type": "boolean"}), "discrete", (2,), 0, {"a": False}),
+        (schema(a=WHOLE | {"minimum": 3, "exclusiveMaximum": 6}), "discrete", (3,), 2, {"a": 5}),
+        (schema(["a"], a={"enum": [1, 5]}, b=WORD | {"default": "x"}), "discrete", (2,), 1, {"a": 5}),
+        (schema(a={"enum": [1, 5]}, b={"type": "boolean"}), "multi_discrete", (2, 2), [1, 1], {"a": 5, "b": True}),
+        (schema(a=LIST | {"items": {"enum": ["l", "r"]}}), "multi_discrete", (2, 2), [1, 0], {"a": ["r", "l"]}),
+        (schema(a=REAL | {"minimum": -1, "maximum": 1}), "box", (1,), [3.0], {"a": 1.0}),
+        (schema(a=LIST | {"items": REAL}, b=REAL), "box", (3,), [1.0, 2.0, 9.0], {"a": [1.0, 2.0], "b": 9.0}),
+        (schema(a={"anyOf": [{"$ref": "#/$defs/A"}, {"type": "null"}]}) | {"$defs": {"A": {"enum": [7, 8]}}},
+         "discrete", (2,), 0, {"a": 7}),
+    ],
+)  # fmt: skip
+def test_fields_with_choices_or_numbers_are_numbers(given, kind, sizes, action, data):
+    found = actions(given)
+    assert (found.spec.kind, found.spec.sizes) == (kind, sizes)
+    assert found.data(action) == data
+
+
+def test_a_sole_text_is_text_and_fixed_values_and_choices_settle_other_fields():
+    one = schema(["say"], say=WORD | {"maxLength": 9}, how=WHOLE | {"default": 3})
+    assert actions(one).spec.sizes == (9,)
+    assert actions(one, action={"how": 5}).data("hi") == {"say": "hi", "how": 5}
+    assert actions(schema(["move"], move=WHOLE), choices={"move": 4}).data(3) == {"move": 3}
+    word = schema(a=WORD | {"enum": ["x", "y"]})
+    assert actions(word, numbers=False).data("x") == {"a": "x"}
+    called = actions(schema(["code", "file"], code=WORD, file=WORD), form="tool")
+    assert called.tools[0]["function"]["parameters"]["required"] == ["code", "file"]
+    call = {"name": "act", "arguments": {"code": "1", "file": "a"}}
+    assert called.data(json.dumps(call)) == call["arguments"]
+
+
+@pytest.mark.parametrize(
+    ("given", "settings"),
+    [
+        (schema(a=WHOLE), {}),
+        (schema(a=WORD, b=WORD), {}),
+        (schema(a=WORD), {"form": "numbers"}),
+        (schema(a={"type": "boolean"}, b=REAL), {}),
+        (schema(a={"type": "array", "items": REAL}), {}),
+        (schema(a={"type": "object"}), {}),
+        (schema(a={"$ref": "#/$defs/A"}) | {"$defs": {"A": {"$ref": "#/$defs/A"}}}, {}),
+    ],
+)
+def test_other_schemas_are_shown_with_what_to_set(given, settings):
+    with pytest.raises(
+        ConfigError, match=r"the schema of the server's actions, .* has no such form: .*env\.choices"
+    ):
+        actions(given, **settings)
+
+
+@pytest.mark.parametrize(
+    ("schemas", "settings", "said"),
+    [
+        (TEXT, {"form": "numbers"}, "has no such form"),
+        (TEXT, {"action": {"tone": 1}}, "no field tone: use text, loudness"),
+        (NUMBERS, {"fields": ["lamp"]}, "the field lamp is missing"),
+        (
+            NUMBERS | {"observation": TEXT["observation"]},
+            {"form": "numbers"},
+            "and its observations, .*, are not",
+        ),
+        (NUMBERS, {"render": "no.such:thing"}, "cannot be imported"),
+        (NUMBERS, {"render": "json:decoder"}, "is no function"),
+        (NUMBERS, {"form": "words"}, "must be one of auto, numbers"),
+        (NUMBERS, {"choices": 3}, "env.choices=3"),
+        (NUMBERS, {"colour": 3}, "env=openenv has no such setting"),
+        (NUMBERS, {"tasks": []}, "tasks are a list of maps"),
+        (NUMBERS, {"tasks": "none.jsonl"}, "no readable file of JSON Lines"),
+        (NUMBERS, {"tasks": [{"tier": "expert"}, {"id": 2}]}, "some tasks name a tier"),
+        (NUMBERS | {"action": []}, {}, "has no schema of its action"),
+    ],
+)
+def test_what_does_not_fit_a_server_is_said_before_anything_starts(schemas, settings, said):
+    if schemas["observation"] is TEXT["observation"] and schemas["action"] is NUMBERS["action"]:
+        settings = settings | {"form": "numbers"}
+        lie = lambda message, answer: (  # noqa: E731
+            {"type": "observation", "data": {"observation": {"text": "hi"}}}
+            if message["type"] == "reset"
+            else answer
+        )
+    else:
+        lie = lambda message, answer: answer  # noqa: E731
+    with standin_of(schemas, lie=lie) as (url, _), pytest.raises(ConfigError, match=said):
+        probe(env_at(url, **settings))
+
+
+def numbers_of_render(observation, task):
+    return [*observation["lamps"], float(task["level"])]
+
+
+def test_a_function_of_the_user_s_shows_an_observation_and_its_task():
+    path = f"{__name__}:numbers_of_render"
+    with standin_of() as (url, _):
+        env = env_at(url, render=path, tasks=[{"level": 7}])
+        with pool_of(env) as pool:
+            (answer,) = pool.reset([1])
+            assert answer.obs.shape == (4,)
+            assert answer.obs[-1] == 7.0
+
+
+# -- sessions ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_episode_has_its_seed_a_name_of_its_own_and_the_keywords_of_every_reset():
+    with standin_of() as (url, standin):
+        with pool_of(env_at(url, reset={"level": 3}), 2) as pool:
+            first = pool.reset([5, 6])
+            for _ in range(4):
+                answers = pool.step(np.zeros(2, int))
+            assert [answer.terminated for answer in answers] == [True, True]
+            assert all(answer.final_obs is not None for answer in answers)
+        resets = [data for data in standin.asked if "seed" in data][1:]
+    assert [data["seed"] for data in resets[:2]] == [5, 6]
+    assert len({data["seed"] for data in resets}) == 4
+    assert {data["level"] for data in resets} == {3}
+    assert len({data["episode_id"] for data in resets}) == 4
+    assert first[0].reward == 0.0  # OpenEnv says null
+
+
+def test_a_wrong_text_is_answered_by_what_is_wrong_with_it_and_the_episode_goes_on():
+    with standin_of(TEXT) as (url, _):
+        turns = make_turns(env_at(url, achieved_at=1.0), range(1), 0, PATIENCE_S, max_restarts=1)
+        turns.begin(0, 1, {})
+        assert turns.ready(None)[0].obs == "north"
+        turns.act(0, "")
+        (wrong,) = turns.ready(None)
+        assert "text: String should have at least 1 character" in wrong.obs
+        assert (wrong.is_over, wrong.reward, wrong.info["tool_failed"]) == (False, 0.0, True)
+        turns.act(0, "north")
+        (right,) = turns.ready(None)
+        assert (right.obs, right.reward, right.terminated, right.info["is_success"]) == (
+            "yes",
+            1.0,
+            True,
+            True,
+        )
+        # What the environment raises loses the episode, and the next one begins.
+        turns.begin(0, 1, {})
+        turns.ready(None)
+        turns.act(0, "fail")
+        assert turns.ready(None)[0].failed
+        turns.begin(0, 2, {})
+        assert turns.ready(None)[0].obs == "north"
+        turns.close()
+
+
+def test_tools_that_mcp_lists_are_called_by_the_actions_of_a_language_model():
+    with standin_of(TOOLS) as (url, _):
+        env = env_at(url)
+        assert [tool["function"]["name"] for tool in probe(env).tools] == ["run", "add"]
+        turns = make_turns(env, range(1), 0, PATIENCE_S, max_restarts=0)
+        for action, said, reward in (
+            ({"name": "run", "arguments": {"command": "go"}}, "ran go", 1.0),
+            ({"name": "add", "arguments": {"a": 2, "b": 3}}, "5", 0.0),
+            ({"name": "fly", "arguments": {}}, "error: there is no tool 'fly': use run, add", 0.0),
+            ("fly", "error: an action is JSON", 0.0),
+        ):
+            turns.begin(0, 1, {})
+            turns.ready(None)
+            turns.act(0, action if isinstance(action, str) else json.dumps(action))
+            (answer,) = turns.ready(None)
+            assert (answer.obs.startswith(said), answer.reward) == (True, reward)
+        turns.close()
+
+
+def test_a_late_session_is_dropped_and_no_answer_of_it_is_taken_for_another():
+    steps = iter(range(100))
+
+    def lie(message, answer):
+        return "silence" if message["type"] == "step" and next(steps) == 1 else answer
+
+    with standin_of(lie=lie) as (url, standin), pool_of(env_at(url), answer_s=0.5, max_reconnects=1) as pool:
+        pool.reset([1])
+        assert not pool.step(np.zeros(1, int))[0].is_lost
+        (lost,) = pool.step(np.zeros(1, int))
+        assert lost.is_lost
+        assert pool.num_reconnects == 1
+        wait_until(lambda: standin.num_held == 1)
+        assert not pool.step(np.zeros(1, int))[0].is_lost
+
+
+def test_a_full_server_is_asked_again_until_the_time_is_over():
+    with standin_of(sessions=2) as (url, standin):
+        env = env_at(url)
+        with pool_of(env, 2):
+            with pytest.raises(
+                EnvServerRefused, match=r"is full \(CAPACITY_REACHED\): .*larger max_concurrent_envs"
+            ):
+                SyncEnvPool([url], 1, opener=opener_of(env, range(1)))
+            assert standin.num_held == 2
+
+            async def wait():
+                async with AsyncEnvPool([url], 1, opener=opener_of(env, range(1)), full_s=PATIENCE_S):
+                    return standin.num_held
+
+            found = []
+            waiting = threading.Thread(target=lambda: found.append(asyncio.run(wait())))
+            waiting.start()
+        waiting.join()
+        assert found == [1]
+
+
+def test_a_server_that_comes_back_loses_an_episode_and_the_batch_goes_on():
+    first = Standin()
+    with ExitStack() as stack:
+        serving = stack.enter_context(ExitStack())
+        url = serving.enter_context(running(app_of(first)))
+        env = env_at(url)
+        envs = make_vec_env(env, range(2), 0, 1, timeout_s=60.0, max_restarts=1)
+        stack.callback(envs.close)
+        envs.reset([1, 2])
+        assert envs.step(np.zeros(2, int)).valid.all()
+        serving.close()
+        stack.enter_context(running(app_of(Standin()), port=int(url.rpartition(":")[2])))
+        step = envs.step(np.zeros(2, int))
+        assert not step.valid.any()
+        assert envs.num_lost_episodes == 2
+        assert envs.step(np.zeros(2, int)).valid.all()
+
+
+def test_a_server_that_comes_back_with_another_task_ends_the_run():
+    with ExitStack() as stack:
+        serving = stack.enter_context(ExitStack())
+        url = serving.enter_context(running(app_of(Standin())))
+        envs = make_vec_env(env_at(url), range(1), 0, 1, timeout_s=60.0, max_restarts=1)
+        stack.callback(envs.close)
+        envs.reset([1])
+        serving.close()
+        stack.enter_context(running(app_of(Standin(TEXT)), port=int(url.rpartition(":")[2])))
+        with pytest.raises(EnvError, match="serves other actions or observations"):
+            envs.step(np.zeros(1, int))
+
+
+def test_our_own_server_is_a_server_of_openenv_whose_time_limit_is_no_end():
+    with (
+        served_by_ddppo(
+            ServeSettings(EnvConfig(id="CartPole-v1", max_episode_steps=3), pool=1, port=0)
+        ) as url,
+        pool_of(env_at(url), full_s=PATIENCE_S) as pool,
+    ):
+        assert (pool.spec.action.kind, pool.spec.obs.shape) == ("discrete", (4,))
+        pool.reset([1])
+        for _ in range(3):
+            (answer,) = pool.step(np.zeros(1, int))
+        assert (answer.reward, answer.terminated, answer.truncated) == (1.0, False, True)
+
+
+def test_the_token_file_holds_a_token_or_headers(tmp_path):
+    file = tmp_path / "token"
+    for text, headers in (
+        ("hf_secret\n", {"Authorization": "Bearer hf_secret"}),
+        ("X-Api-Key: k 1\nX-Team: b\n", {"X-Api-Key": "k 1", "X-Team": "b"}),
+    ):
+        file.write_text(text)
+        assert headers_of(env_at("ws://h", file)) == headers
+    for text, said in (
+        ("", "is empty"),
+        ("X-Api-Key: secret\nsecret", "line 2 is no header"),
+        ("sécret", "ASCII"),
+    ):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=said) as refused:
+            headers_of(env_at("ws://h", file))
+        assert "secret" not in str(refused.value)
+
+
+# -- servers that lie --------------------------------------------------------------------------------------------------
+
+
+def observation(**changes):
+    data = {"observation": {"lamps": [1.0, 0.0, 0.0], "metadata": {}}, "reward": 1.0, "done": False}
+    return {"type": "observation", "data": data | changes}
+
+
+LIES = {
+    "no JSON": ("{", "the message is not JSON"),
+    "no text": (b"\x00\xff", "the message is not JSON"),
+    "no map": ("[1]", "a message is a map"),
+    "nested too deeply": ("[" * 100_000, "the message is not JSON"),
+    "no data": ({"type": "observation"}, "has no data"),
+    "another type": ({"type": "state", "data": {}}, "of the type 'state', not observation"),
+    "NaN as the reward": (observation(reward=float("nan")), "the reward 'nan' is no finite number"),
+    "text as the reward": (observation(reward="1"), "the reward '1' is no finite number"),
+    "an infinite reward": (observation(reward=float("inf")), "is no finite number"),
+    "done as text": (observation(done="yes"), "done is 'yes'"),
+    "an observation that is no map": (observation(observation=[1]), "an observation is no map"),
+    "no lamps": (observation(observation={}), "the field lamps is missing"),
+    "lamps that are text": (
+        observation(observation={"lamps": "on"}),
+        "of the type str, and the schema says array",
+    ),
+    "lamps that are words": (observation(observation={"lamps": ["on"]}), "holds no numbers"),
+    "lamps of another number": (observation(observation={"lamps": [1.0]}), "must have the shape"),
+    "reward parts that are words": (observation(metadata={"reward_parts": {"a": "b"}}), "reward_parts"),
+    "a huge answer": ("x" * 300_000, "more than 0 MiB: it is not read"),
+    "no answer": ("silence", "gave no answer within 0.5 s"),
+    "the end": (None, "ended the session"),
+    "an error without words": ({"type": "error", "data": {}}, "http://"),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_a_server_of_openenv_that_lies_is_named_in_a_sentence(name, monkeypatch):
+    told, said = LIES[name]
+    with standin_of(lie=lambda message, answer: told if message["type"] == "step" else answer) as (url, _):
+        env = env_at(url)
+        task_of(env)
+        monkeypatch.setattr(connection, "_MOST_BYTES", 200_000)
+        patience = {"answer_s": 0.5 if told == "silence" else PATIENCE_S}
+        with pool_of(env, **patience) as pool:
+            pool.reset([1])
+            with pytest.raises(EnvServerFault, match=re.escape(said)) as lost:
+                pool.step(np.zeros(1, int))
+    assert "\n" not in str(lost.value)
+    assert len(str(lost.value)) < 500
+
+
+def test_two_answers_to_one_request_end_the_session():
+    async def main(url, env):
+        async with AsyncEnvPool([url], 1, opener=opener_of(env, range(1))) as pool:
+            await pool.reset([1])
+            with pytest.raises(EnvServerFault, match=r"an answer without a request|two answers"):
+                await stepped_for_ever(pool)
+
+    async def stepped_for_ever(pool):
+        while True:
+            await pool.step(np.zeros(1, int))
+
+    class Twice(Standin):
+        async def session(self, socket: WebSocket):
+            send = socket.send_text
+
+            async def twice(text):
+                await send(text)
+                if '"reward": 0.0' in text:
+                    await send(text)
+
+            socket.send_text = twice
+            await super().session(socket)
+
+    with running(app_of(Twice())) as url:
+        asyncio.run(main(url, env_at(url)))
+
+
+@contextmanager
+def lying_http(path, answer):
+    """A server that answers GET `path` by `answer`, and is a stand-in for the rest."""
+    app = FastAPI(openapi_url=None)
+
+    @app.get(path)
+    async def lie(request: Request):
+        return answer(request)
+
+    app.mount("/", app_of(Standin()))
+    with running(app) as url:
+        yield url
+
+
+HTTP_LIES = {
+    "not JSON": (lambda r: Response("<html>"), "with no JSON"),
+    "no map": (lambda r: Response("[1]"), "with no map"),
+    "nested": (lambda r: Response("[" * 100_000), "with no JSON"),
+    "huge": (lambda r: Response(b"1" * 3000), "more than 0 MiB"),
+    "elsewhere": (
+        lambda r: Response("", 307, {"location": "http://evil.example/schema"}),
+        "redirects to http://evil",
+    ),
+    "broken": (lambda r: Response("", 500), "answered 500"),
+    "a token repeated": (
+        lambda r: Response("", 302, {"location": f"/{r.headers['authorization'][-20:].replace(' ', '%20')}"}),
+        "redirects to",
+    ),
+    "forbidden": (lambda r: Response("", 403), "refuses the token"),
+}
+
+
+@pytest.mark.parametrize("name", HTTP_LIES)
+@pytest.mark.parametrize("backend", ["openenv", "remote"])
+def test_a_schema_that_is_none_is_said_before_anything_starts(name, backend, tmp_path, monkeypatch):
+    answer, said = HTTP_LIES[name]
+    token = "a-secret-of-20-chars"
+    (tmp_path / "token").write_text(token)
+    if name == "huge":
+        monkeypatch.setattr(served, "_MOST_BYTES", 2000)
+    with lying_http("/schema", answer) as url:
+        env = replace(env_at(url.replace("http", "ws"), tmp_path / "token"), backend=backend)
+        with pytest.raises(ConfigError, match=said) as refused:
+            probe(env if backend == "openenv" else replace(env, id="served", kwargs={}))
+    assert token not in str(refused.value)
+
+
+def test_a_handshake_that_is_redirected_is_refused_and_the_headers_are_sent_nowhere_else():
+    heard = []
+    app, other = FastAPI(openapi_url=None), FastAPI(openapi_url=None)
+
+    async def hear(socket: WebSocket):
+        heard.append(dict(socket.headers))
+        await socket.accept()
+
+    other.add_api_websocket_route("/ws", hear)
+    with running(other) as elsewhere:
+
+        async def redirect(socket: WebSocket):
+            where = {"location": f"{elsewhere.replace('http', 'ws')}/ws"}
+            await socket.send_denial_response(Response("", 307, where))
+
+        app.add_api_websocket_route("/ws", redirect)
+        app.get("/schema")(lambda: NUMBERS)
+        with running(app) as url, pytest.raises(ConfigError, match=r"redirects to .*, which is not followed"):
+            probe(env_at(url))
+    assert heard == []
+
+
+def ddppo_lies():
+    """Answers of ddppo/1 to a step, and what is said of each."""
+    right = {"id": 3, "obs": np.zeros(4, np.float32).tobytes(), "info": {}, "reward": 1.0}
+    right |= {"terminated": False, "truncated": False}
+    return {
+        "no MessagePack": (b"\xc1", "the message is not MessagePack"),
+        "JSON": ("{}", "the message is not MessagePack|a message is a map"),
+        "another id": (right | {"id": 99}, "gave no answer within 0.5 s"),
+        "no id": ({"obs": b""}, "gave no answer within 0.5 s"),
+        "NaN as the reward": (right | {"reward": float("nan")}, "the reward is nan"),
+        "text as the reward": (right | {"reward": "1"}, "reward must be a number"),
+        "another shape": (right | {"obs": b"1234"}, "must have the shape"),
+        "another type": (right | {"obs": "north"}, "must have the shape"),
+        "a huge answer": (b"x" * 300_000, "more than 0 MiB: it is not read"),
+        "no answer": ("silence", "gave no answer within 0.5 s"),
+        "the end": (None, "ended the session"),
+        "an error without words": ({"id": 3, "error": 1}, "ws://"),
+    }
+
+
+@pytest.mark.parametrize("name", ddppo_lies())
+def test_a_server_of_ddppo_that_lies_is_named_in_a_sentence(name, monkeypatch):
+    told, said = ddppo_lies()[name]
+    spec = plain_spec(probe(EnvConfig(id="CartPole-v1")))
+
+    async def session(socket: WebSocket):
+        await socket.accept()
+        for answer in (
+            {"id": 1, "protocol": "ddppo/1", "spec": spec},
+            {"id": 2, "obs": bytes(16), "info": {}},
+            told,
+        ):
+            await socket.receive()
+            if answer is None:
+                await socket.close()
+            elif isinstance(answer, str) and answer != "silence":
+                await socket.send_text(answer)
+            elif answer != "silence":
+                await socket.send_bytes(answer if isinstance(answer, bytes) else encoded(MSGPACK, answer))
+        await socket.receive()
+
+    app = FastAPI(openapi_url=None)
+    app.add_api_websocket_route("/ws", session)
+    monkeypatch.setattr(connection, "_MOST_BYTES", 200_000)
+    is_late = "no answer within" in said
+    with running(app) as url:
+        url = url.replace("http", "ws")
+        with SyncEnvPool([url], 1, answer_s=0.5 if is_late else PATIENCE_S) as pool:
+            pool.reset([1])
+            with pytest.raises(EnvServerFault, match=said) as lost:
+                pool.step(np.zeros(1, int))
+    assert "\n" not in str(lost.value)
+    assert isinstance(lost.value, EnvError)
+
+
+def test_a_server_that_speaks_slower_than_its_time_is_left(monkeypatch):
+    monkeypatch.setattr(served, "_ANSWER_S", 0.5)
+    ended = threading.Event()
+
+    async def drip(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while not ended.is_set():
+            await send({"type": "http.response.body", "body": b" ", "more_body": True})
+            await asyncio.sleep(0.1)
+
+    with running(drip) as url:
+        with pytest.raises(ConfigError, match=r"no answer within 0\.5 s"):
+            probe(env_at(url))
+        ended.set()
+
+
+def test_an_error_of_openenv_keeps_the_server_s_code():
+    with (
+        standin_of(lie=lambda m, a: error("no", "EXECUTION_ERROR") if m["type"] == "step" else a) as (
+            url,
+            _,
+        ),
+        pool_of(env_at(url)) as pool,
+    ):
+        pool.reset([1])
+        with pytest.raises(RemoteError) as raised:
+            pool.step(np.zeros(1, int))
+    assert (raised.value.code, raised.value.said) == ("EXECUTION_ERROR", "no")
