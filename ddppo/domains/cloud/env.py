@@ -9,6 +9,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Text
 
+from ddppo.domains.cloud.access import Endpoint, endpoint_of
+from ddppo.domains.cloud.endpoint import EndpointWorld, check_tasks
 from ddppo.domains.cloud.goals import Grader
 from ddppo.domains.cloud.tasks import (
     MOST_HINTS,
@@ -88,7 +90,7 @@ class CloudEnv(gym.Env):
     one_a_process = True
     tokens = "ddppo.domains.cloud.tokenizer:CloudTokens"
     tools = (AWS_CLI,)
-    forked_from = "ddppo.domains.cloud.warmed"
+    forked_from: str | None = "ddppo.domains.cloud.warmed"
 
     def __init__(
         self,
@@ -97,6 +99,13 @@ class CloudEnv(gym.Env):
         chaos: bool = True,
         system: str = SYSTEM,  # system message of tasks whose file has none; "" is none
         shots: Sequence[Sequence[str]] = SHOTS,  # worked examples of tasks whose file has none
+        backend_cloud: str = "moto",  # simulated in the process; aws: at a real endpoint, by the settings below
+        endpoint_url: str | None = None,  # its address; None is AWS itself
+        allow_real_cloud: bool = False,  # agree that resources are made and deleted there
+        account_id: str
+        | int
+        | None = None,  # account of the credentials, required but for an endpoint of this machine
+        name_prefix: str = Endpoint.name_prefix,  # names of all resources begin with it
     ) -> None:
         self.tasks = chosen_tasks(tasks)
         if (wrong := wrong_shots(shots)) is not None:
@@ -105,7 +114,15 @@ class CloudEnv(gym.Env):
         self.observation_space = Text(MOST_PRINTED, min_length=0, charset=CHARSET)
         self.action_space = Text(MOST_TYPED, min_length=0, charset=CHARSET)
         self._chaos = chaos
-        self._world = CloudWorld.take()
+        endpoint = endpoint_of(
+            backend_cloud, Endpoint(endpoint_url, allow_real_cloud, account_id, name_prefix)
+        )
+        if endpoint is None:
+            self._world = CloudWorld.take()
+        else:
+            check_tasks(self.tasks, endpoint)
+            self._world = EndpointWorld(endpoint)
+            self.forked_from = None  # a simulated world that is ready for forks would be in the way
         self._is_over = True
         self._task: CloudTask | None = None
         # Share of goals that hold, its maximum so far, and the score of the last step.
@@ -167,7 +184,9 @@ class CloudEnv(gym.Env):
         # 3. End the episode, or let a fault strike before the next step.
         truncated = not achieved and len(self._lines) >= self._task.max_steps
         self._is_over = achieved or truncated
-        if not self._is_over:
+        if self._is_over:
+            self._world.ended()
+        else:
             self._strike()
         info = {**self._info(achieved), "reward_parts": gains, "tool_failed": failed}
         return self._shown(printed), reward, achieved, truncated, info

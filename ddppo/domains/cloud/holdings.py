@@ -31,19 +31,19 @@ def holdings(account: str, region: str) -> dict[Address, Any]:
     return found
 
 
-def _unless(default: Any, address: Address, value: Any) -> Facts:
+def unless(default: Any, address: Address, value: Any) -> Facts:
     """A fact, unless it has its default, or is empty."""
     if value not in (default, None, "", [], {}, frozenset()):
         yield address, value
 
 
-def _tags(address: Address, given: Any) -> Facts:
+def tag_facts(address: Address, given: Any) -> Facts:
     for key, value in (tags(given) or {}).items():
         yield (*address, "tag", key), value
 
 
 @functools.lru_cache(maxsize=256)
-def _document(text: str | bytes | None, own: str = "") -> Any:
+def document_of(text: str | bytes | None, own: str = "") -> Any:
     """Return the meaning of a policy, or its text if it has none. `own` is the ARN of its only resource."""
     found = policy(text, own)
     return str(text) if found is None and text else found
@@ -65,26 +65,28 @@ def _s3(backend: Any) -> Facts:
     for name, bucket in backend.buckets.items():
         at = ("bucket", name)
         yield at, True
-        yield from _tags(at, backend.tagger.get_tag_dict_for_resource(bucket.arn))
+        yield from tag_facts(at, backend.tagger.get_tag_dict_for_resource(bucket.arn))
         # A bucket whose versioning was suspended keeps no versions, as a new one.
-        yield from _unless(None, (*at, "versioning"), bucket.is_versioned or None)
+        yield from unless(None, (*at, "versioning"), bucket.is_versioned or None)
         if bucket.policy:
-            yield (*at, "policy"), _document(bucket.policy)
-        yield from _unless(AES256, (*at, "encryption"), settings((bucket.encryption or {}).get("Rule")))
+            yield (*at, "policy"), document_of(bucket.policy)
+        yield from unless(AES256, (*at, "encryption"), settings((bucket.encryption or {}).get("Rule")))
         flags = vars(bucket.public_access_block) if bucket.public_access_block else {}
         for flag, value in flags.items():
-            yield from _unless(False, (*at, "public_access_block", flag), value)
-        yield from _unless(None, (*at, "lifecycle"), lifecycle(list(map(_rule, bucket.rules))))
+            yield from unless(False, (*at, "public_access_block", flag), value)
+        yield from unless(None, (*at, "lifecycle"), lifecycle(list(map(_rule, bucket.rules))))
         notified = bucket.notification_configuration
-        yield from _unless(NO_EVENTS, (*at, "notification"), settings(_plain(notified)) if notified else None)
-        yield from _unless(None, (*at, "acl"), _grants(bucket.acl))
-        yield from _unless(False, (*at, "object_lock"), bucket.object_lock_enabled)
-        yield from _unless(None, (*at, "ownership"), settings(bucket.ownership_rule))
+        yield from unless(NO_EVENTS, (*at, "notification"), settings(_plain(notified)) if notified else None)
+        yield from unless(None, (*at, "acl"), _grants(bucket.acl))
+        yield from unless(False, (*at, "object_lock"), bucket.object_lock_enabled)
+        yield from unless(None, (*at, "ownership"), settings(bucket.ownership_rule))
         for key, stored in bucket.keys.items():
             if hasattr(stored, "value"):  # not a delete marker
                 yield (*at, "object", key), stored.value
-                yield from _tags((*at, "object", key), backend.tagger.get_tag_dict_for_resource(stored.arn))
-                yield from _unless(None, (*at, "object", key, "acl"), _grants(stored.acl))
+                yield from tag_facts(
+                    (*at, "object", key), backend.tagger.get_tag_dict_for_resource(stored.arn)
+                )
+                yield from unless(None, (*at, "object", key, "acl"), _grants(stored.acl))
 
 
 AES256 = settings({"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "AES256"}})  # of every new bucket
@@ -130,7 +132,7 @@ def _dynamodb(backend: Any) -> Facts:
     for name, table in backend.tables.items():
         at = ("table", name)
         yield at, True
-        yield from _tags(at, table.tags)
+        yield from tag_facts(at, table.tags)
         yield (*at, "KeySchema"), settings(table.schema)
         yield (*at, "AttributeDefinitions"), settings(table.attr)
         units = (table.throughput["ReadCapacityUnits"], table.throughput["WriteCapacityUnits"])
@@ -144,18 +146,16 @@ def _dynamodb(backend: Any) -> Facts:
         if table.stream_specification and table.stream_specification["StreamEnabled"]:
             yield (*at, "StreamSpecification"), settings(table.stream_specification)
         encrypted = (table.sse_specification or {}).get("Enabled")
-        yield from _unless(
+        yield from unless(
             None, (*at, "SSEDescription"), settings(table.sse_specification) if encrypted else None
         )
-        yield from _unless(
-            None, (*at, "DeletionProtectionEnabled"), table.deletion_protection_enabled or None
-        )
+        yield from unless(None, (*at, "DeletionProtectionEnabled"), table.deletion_protection_enabled or None)
         expires = table.ttl["TimeToLiveStatus"] == "ENABLED"
-        yield from _unless(
+        yield from unless(
             None, (*at, "TimeToLiveDescription"), table.ttl.get("AttributeName") if expires else None
         )
         recovery = table.continuous_backups["PointInTimeRecoveryDescription"]["PointInTimeRecoveryStatus"]
-        yield from _unless("DISABLED", (*at, "ContinuousBackupsDescription"), recovery)
+        yield from unless("DISABLED", (*at, "ContinuousBackupsDescription"), recovery)
         for item in table.all_items():
             attributes = item.to_json()["Attributes"]
             key = {attribute: attributes[attribute] for attribute in table.table_key_attrs}
@@ -187,60 +187,60 @@ def _sqs(backend: Any) -> Facts:
     for name, queue in backend.queues.items():
         at = ("queue", name)
         yield at, True
-        yield from _tags(at, queue.tags)
+        yield from tag_facts(at, queue.tags)
         held = queue.attributes
         for attribute, default in QUEUE.items():
-            yield from _unless(default, (*at, attribute), held.get(attribute))
+            yield from unless(default, (*at, attribute), held.get(attribute))
         if held["MaximumMessageSize"] not in LARGEST:
             yield (*at, "MaximumMessageSize"), held["MaximumMessageSize"]
         if held.get("Policy"):
-            yield (*at, "Policy"), _document(held["Policy"], queue.queue_arn)
-        yield from _unless(None, (*at, "RedrivePolicy"), settings(held.get("RedrivePolicy")))
+            yield (*at, "Policy"), document_of(held["Policy"], queue.queue_arn)
+        yield from unless(None, (*at, "RedrivePolicy"), settings(held.get("RedrivePolicy")))
         allowed = settings(getattr(queue, "redrive_allow_policy", None))
-        yield from _unless(settings({"redrivePermission": "allowAll"}), (*at, "RedriveAllowPolicy"), allowed)
+        yield from unless(settings({"redrivePermission": "allowAll"}), (*at, "RedriveAllowPolicy"), allowed)
         # Messages that are being received or delayed are in the queue as well.
-        yield from _unless((), (*at, "messages"), tuple(sorted(message.body for message in queue._messages)))
+        yield from unless((), (*at, "messages"), tuple(sorted(message.body for message in queue._messages)))
 
 
 def _sns(backend: Any) -> Facts:
     for topic in backend.topics.values():
         at = ("topic", topic.name)
         yield at, True
-        yield from _tags(at, topic._tags)
+        yield from tag_facts(at, topic._tags)
         for attribute, value in (
             ("DisplayName", topic.display_name),
             ("DeliveryPolicy", topic.delivery_policy),
             ("KmsMasterKeyId", topic.kms_master_key_id),
         ):
-            yield from _unless(None, (*at, attribute), value)
-        yield from _unless(False, (*at, "FifoTopic"), str(topic.fifo_topic).lower() == "true")
+            yield from unless(None, (*at, attribute), value)
+        yield from unless(False, (*at, "FifoTopic"), str(topic.fifo_topic).lower() == "true")
         own = topic._create_default_topic_policy(backend.region_name, topic.account_id, topic.name)
-        default = _document(json.dumps(own), topic.arn)
-        if _document(topic.policy, topic.arn) != default:
-            yield (*at, "Policy"), _document(topic.policy, topic.arn)
+        default = document_of(json.dumps(own), topic.arn)
+        if document_of(topic.policy, topic.arn) != default:
+            yield (*at, "Policy"), document_of(topic.policy, topic.arn)
     for one in backend.subscriptions.values():
         on: Address = ("topic", one.topic.name, "subscription", f"{one.protocol} {one.endpoint}")
         yield on, True
         for attribute in ("FilterPolicy", "RedrivePolicy", "DeliveryPolicy"):
-            yield from _unless(None, (*on, attribute), settings(one.attributes.get(attribute)))
+            yield from unless(None, (*on, attribute), settings(one.attributes.get(attribute)))
         is_raw = str(one.attributes.get("RawMessageDelivery")).lower() == "true"
-        yield from _unless(None, (*on, "RawMessageDelivery"), is_raw or None)
+        yield from unless(None, (*on, "RawMessageDelivery"), is_raw or None)
 
 
 def _iam(backend: Any) -> Facts:
     def of(at: Address, one: Any) -> Facts:
         yield at, True
-        yield from _unless("/", (*at, "path"), one.path)
+        yield from unless("/", (*at, "path"), one.path)
         for arn in one.managed_policies:
             yield (*at, "attached", name_of(arn)), arn
         for name, document in one.policies.items():
-            yield (*at, "inline", name), _document(document)
+            yield (*at, "inline", name), document_of(document)
 
     for name, user in backend.users.items():
         yield from of(("user", name), user)
-        yield from _tags(("user", name), backend.tagger.get_tag_dict_for_resource(user.arn))
+        yield from tag_facts(("user", name), backend.tagger.get_tag_dict_for_resource(user.arn))
         keys = tuple(sorted(key.status for key in user.access_keys))
-        yield from _unless((), ("user", name, "AccessKeyMetadata"), keys)
+        yield from unless((), ("user", name, "AccessKeyMetadata"), keys)
     for name, group in backend.groups.items():
         yield from of(("group", name), group)
         for user in group.users:
@@ -248,18 +248,18 @@ def _iam(backend: Any) -> Facts:
     for role in backend.roles.values():
         at = ("role", role.name)
         yield from of(at, role)
-        yield from _tags(at, role.tags)
-        yield (*at, "AssumeRolePolicyDocument"), _document(role.assume_role_policy_document)
-        yield from _unless("3600", (*at, "MaxSessionDuration"), str(role.max_session_duration or 3600))
-        yield from _unless(None, (*at, "PermissionsBoundary"), role.permissions_boundary_arn)
+        yield from tag_facts(at, role.tags)
+        yield (*at, "AssumeRolePolicyDocument"), document_of(role.assume_role_policy_document)
+        yield from unless("3600", (*at, "MaxSessionDuration"), str(role.max_session_duration or 3600))
+        yield from unless(None, (*at, "PermissionsBoundary"), role.permissions_boundary_arn)
     for arn, document in backend.managed_policies.items():
         if ":iam::aws:" not in arn:
             at = ("policy", name_of(arn))
             yield at, arn
-            yield from _tags(at, list(document.tags.values()))
+            yield from tag_facts(at, list(document.tags.values()))
             current = document.default_version_id
             texts = [held.document for held in document.versions if held.version_id == current]
-            yield (*at, "Document"), _document(texts[0] if texts else None)
+            yield (*at, "Document"), document_of(texts[0] if texts else None)
 
 
 def _ssm(backend: Any) -> Facts:
@@ -270,26 +270,26 @@ def _ssm(backend: Any) -> Facts:
         yield at, True
         yield (*at, "Type"), now.parameter_type
         yield (*at, "Value"), now.decrypt(now.value)
-        yield from _unless("alias/aws/ssm", (*at, "KeyId"), now.keyid)
-        yield from _unless("text", (*at, "DataType"), now.data_type)
-        yield from _unless("Standard", (*at, "Tier"), now.tier)
-        yield from _unless(None, (*at, "AllowedPattern"), now.allowed_pattern)
-        yield from _unless("[]", (*at, "Policies"), now.policies)
-        yield from _tags(at, backend._resource_tags["Parameter"].get(name))
+        yield from unless("alias/aws/ssm", (*at, "KeyId"), now.keyid)
+        yield from unless("text", (*at, "DataType"), now.data_type)
+        yield from unless("Standard", (*at, "Tier"), now.tier)
+        yield from unless(None, (*at, "AllowedPattern"), now.allowed_pattern)
+        yield from unless("[]", (*at, "Policies"), now.policies)
+        yield from tag_facts(at, backend._resource_tags["Parameter"].get(name))
 
 
 def _secretsmanager(backend: Any) -> Facts:
     for secret in dict.values(backend.secrets):
         at = ("secret", secret.name)
         yield at, "deleted" if secret.deleted_date else True
-        yield from _tags(at, secret.tags)
+        yield from tag_facts(at, secret.tags)
         current = secret.versions.get(secret.default_version_id, {})
         yield (*at, "SecretString"), current.get("secret_string", current.get("secret_binary"))
-        yield from _unless("alias/aws/secretsmanager", (*at, "KmsKeyId"), secret.kms_key_id)
-        yield from _unless(False, (*at, "RotationEnabled"), secret.rotation_enabled)
+        yield from unless("alias/aws/secretsmanager", (*at, "KmsKeyId"), secret.kms_key_id)
+        yield from unless(False, (*at, "RotationEnabled"), secret.rotation_enabled)
         if secret.policy:
-            yield (*at, "Policy"), _document(secret.policy)
-        yield from _unless((), (*at, "replicas"), tuple(replica.region for replica in secret.replicas))
+            yield (*at, "Policy"), document_of(secret.policy)
+        yield from unless((), (*at, "replicas"), tuple(replica.region for replica in secret.replicas))
 
 
 READERS: dict[str, tuple[str, Callable[[Any], Iterable[tuple[Address, Any]]]]] = {

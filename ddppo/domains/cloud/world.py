@@ -142,6 +142,9 @@ class CloudWorld:
         except JMESPathError:  # a function of a value that does not exist (yet)
             return None, "BadQuery"
 
+    def ended(self) -> None:
+        """Note that an episode is over, before the next reset. This world costs nothing while it is not used."""
+
     def holdings(self) -> dict[Address, Any]:
         """Return all that this world holds, as facts. Nothing that a command can see changes by that."""
         return holdings(ACCOUNT, REGION)
