@@ -18,6 +18,7 @@ import boto3
 import jmespath
 import moto
 import numpy as np
+from botocore import UNSIGNED
 from botocore.awsrequest import AWSResponse
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
@@ -68,11 +69,16 @@ class CloudWorld:
         self._mock.start()
         CloudWorld._open = self
         self.reads_only = False
-        config = Config(retries={"max_attempts": 0}, ignore_configured_endpoint_urls=True)
+        # botocore would make a signature, and its own name, anew for every call: a quarter of the call. moto reads the
+        # signature of S3 alone.
+        config = Config(retries={"max_attempts": 0}, ignore_configured_endpoint_urls=True, user_agent="ddppo")
+        unsigned = config.merge(Config(signature_version=UNSIGNED))
         keys = {"aws_access_key_id": "simulated", "aws_secret_access_key": "simulated"}
         aws = boto3.Session(botocore_session=session())
         self._clients = {
-            name: aws.client(service, region_name=REGION, config=config, **keys)
+            name: aws.client(
+                service, region_name=REGION, config=config if service == "s3" else unsigned, **keys
+            )
             for name, service in SERVICES.items()
         }
         # A request that moto does not answer must not leave this machine.
