@@ -208,6 +208,11 @@ def _service_model(service: str) -> ServiceModel:
     return session().get_service_model(service)
 
 
+def operation_names(service: str) -> Sequence[str]:
+    """Return the names of all operations of a service, as in its API: `SendMessage`."""
+    return _service_model(service).operation_names
+
+
 @functools.lru_cache(maxsize=512)
 def operation_model(service: str, operation: str) -> OperationModel:
     """Return botocore's model of an operation, which is named as in the CLI (`list-buckets`)."""

@@ -4,10 +4,14 @@ A goal compares the meaning of what a service answers with the meaning of what t
 None for what is no such document, so that a broken document equals nothing.
 """
 
+import functools
 import json
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from fnmatch import fnmatchcase
 from typing import Any
+
+from ddppo.domains.cloud.cli_parameters import operation_names
 
 # -- policies ----------------------------------------------------------------------------------------------------------
 
@@ -20,6 +24,11 @@ EVERYONE = ("AWS", "*")
 NEWER, OLDER = "2012-10-17", "2008-10-17"  # versions of the language; the older one is the default
 # Operators that decide alike if a value is an ARN without wildcards.
 OF_ARNS = {"stringequals", "stringlike", "arnequals", "arnlike"}
+SOURCES = (
+    "aws:sourcearn",
+    "aws:sourceaccount",
+)  # keys of a request that a service makes for one of its resources
+ALIKE = ("sqs", "sns")  # services that call actions as they call operations
 
 Part = tuple[
     str, Any
@@ -48,7 +57,7 @@ def policy(document: Any, own: str = "") -> frozenset[Atom] | None:
         found = _atoms(statement, own)
         if found is None:
             return None
-        atoms |= found
+        atoms |= {atom for atom in found if not _never_applies(atom)}
     if "${" in json.dumps(given) and given.get("Version") != NEWER:
         atoms = {(f"{effect} {OLDER}", *rest) for effect, *rest in atoms}  # type: ignore[misc]
     return _uncovered(atoms, _atom_covers)
@@ -108,7 +117,20 @@ def _texts(given: Any) -> set[str] | None:
 def _actions(given: Any) -> set[str] | None:
     # The service and the name of an action are not case-sensitive.
     found = _texts(given)
-    return None if found is None else {action.lower() for action in found}
+    return None if found is None else {name for action in found for name in _matching(action.lower())}
+
+
+@functools.lru_cache(maxsize=256)
+def _matching(action: str) -> frozenset[str]:
+    """Return the actions that a pattern stands for, if its service calls actions as it calls operations."""
+    service, _, pattern = action.partition(":")
+    if service not in ALIKE or not {"*", "?"} & set(pattern) or pattern == "*":
+        return frozenset({action})
+    # A batch needs the right of the single operation.
+    names = {name.lower().removesuffix("batch") for name in operation_names(service)}
+    return frozenset(f"{service}:{name}" for name in names if fnmatchcase(name, pattern)) or frozenset(
+        {action}
+    )
 
 
 def _principals(given: Any) -> set[tuple[str, str]] | None:
@@ -150,6 +172,18 @@ def _conditions(given: Any) -> frozenset[Any] | None:
                 name = "arnlike"
             found.add((name, key.lower(), texts))
     return frozenset(found)
+
+
+def _never_applies(atom: Atom) -> bool:
+    """Return whether no request fits: only requests of services name a source, and the principal is an account or user.
+
+    https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_condition-keys.html#condition-keys-sourcearn
+    """
+    (name, value), conditions = atom[1], atom[4]
+    is_of_service = name != "Principal" or value is None or value == EVERYONE or value[0] == "Service"
+    return not is_of_service and any(
+        key in SOURCES and operator in OF_ARNS for operator, key, _ in conditions
+    )
 
 
 def _atom_covers(wide: Atom, narrow: Atom) -> bool:

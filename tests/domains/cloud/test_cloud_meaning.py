@@ -70,6 +70,21 @@ SAME = {
         under("Bool", "aws:SecureTransport", True),
         under("Bool", "aws:SecureTransport", "true"),
     ),
+    "a pattern of one action": (allows(Action="sqs:SendMessage"), allows(Action="SQS:Send*")),
+    "a pattern of two actions": (
+        allows(Action=["sns:Subscribe", "sns:Unsubscribe"]),
+        allows(Action=["sns:*ubscribe"]),
+    ),
+    "a user under a source, which only services name": (
+        under("ArnLike", "aws:SourceArn", TOPIC),
+        allows(
+            Principal={
+                "Service": "a.amazonaws.com",
+                "AWS": ["123456789012", "arn:aws:iam::123456789012:user/eve"],
+            },
+            Condition={"ArnLike": {"aws:SourceArn": TOPIC}},
+        ),
+    ),
     "the order of values": (
         under("StringEquals", "a:b", ["x", "y"]),
         under("StringEquals", "a:b", ["y", "x"]),
@@ -86,6 +101,7 @@ OTHER = {
     "a resource": allows(Resource="*"),
     "a refusal": allows(Effect="Deny"),
     "a condition": under("StringEquals", "a:b", "x"),
+    "a user": allows(Principal={"Service": "a.amazonaws.com", "AWS": "123456789012"}),
     "nothing": {"Statement": []},
     "a refusal beside it": {"Statement": [*allows()["Statement"], *allows(Effect="Deny", Action="s3:*")["Statement"]]},
 }  # fmt: skip
@@ -107,6 +123,12 @@ def test_a_policy_means_the_same_in_other_words(case):
 def test_another_policy_means_something_else(case):
     assert policy(OTHER[case]) is not None
     assert policy(OTHER[case]) != policy(allows())
+
+
+def test_a_user_whose_request_may_lack_the_source_counts():
+    for operator in ("ArnLikeIfExists", "ArnNotLike", "StringNotEquals"):
+        given = allows(Principal={"AWS": "123456789012"}, Condition={operator: {"aws:SourceArn": TOPIC}})
+        assert policy(given) != policy({"Statement": []})
 
 
 @pytest.mark.parametrize("document", BROKEN, ids=str)
