@@ -77,6 +77,8 @@ class EnvSpec:
     tasks: dict[str, str] | None = None
     # Whether a process can hold only one environment.
     one_a_process: bool = False
+    # Whether it holds something outside its process, so that it is closed before its process is killed.
+    needs_close: bool = False
     # A module that is imported before processes of environments are forked.
     forked_from: str | None = None
     # The arrays that the policy reads, and those that the value function reads; None: both read all. A simulator's

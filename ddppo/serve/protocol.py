@@ -222,6 +222,7 @@ def spec_of(value: Any) -> EnvSpec:
             tools=tools_of(value.get("tools")),
             tasks=tasks,
             one_a_process=is_alone,
+            needs_close=value.get("needs_close", False) is True,
             forked_from=paths[2],
             spaces=plain_of(value.get("spaces")),
         )

@@ -88,6 +88,7 @@ class CloudEnv(gym.Env):
 
     metadata = {"render_modes": []}  # noqa: RUF012 (gymnasium.Env declares it so)
     one_a_process = True
+    needs_close = False
     tokens = "ddppo.domains.cloud.tokenizer:CloudTokens"
     tools = (AWS_CLI,)
     forked_from: str | None = "ddppo.domains.cloud.warmed"
@@ -123,6 +124,7 @@ class CloudEnv(gym.Env):
             check_tasks(self.tasks, endpoint)
             self._world = EndpointWorld(endpoint)
             self.forked_from = None  # a simulated world that is ready for forks would be in the way
+            self.needs_close = True
         self._is_over = True
         self._task: CloudTask | None = None
         # Share of goals that hold, its maximum so far, and the score of the last step.

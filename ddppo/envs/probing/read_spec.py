@@ -241,6 +241,7 @@ def _of_tasks(task: gym.Env) -> dict[str, Any]:
     return {
         "tasks": tiers,
         "one_a_process": bool(getattr(task.unwrapped, "one_a_process", False)),
+        "needs_close": bool(getattr(task.unwrapped, "needs_close", False)),
         "forked_from": getattr(task.unwrapped, "forked_from", None),
     }
 

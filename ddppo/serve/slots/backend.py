@@ -46,12 +46,17 @@ def main() -> None:
             os.chdir(task["folder"])
         line.sendall(framed(READY, b""))
         # 3. Answer requests until the server closes the line.
-        while True:
-            kind, content = read_frame(line)
-            if kind in (JSON, MSGPACK):
-                line.sendall(framed(*world.answer(kind, content)))
-            else:
-                line.sendall(framed(*answered_once(world.answer, kind, content)))
+        try:
+            while True:
+                kind, content = read_frame(line)
+                if kind in (JSON, MSGPACK):
+                    line.sendall(framed(*world.answer(kind, content)))
+                else:
+                    line.sendall(framed(*answered_once(world.answer, kind, content)))
+        finally:
+            # The server waits for this in Worlds.end; it kills every other process at once.
+            if task["spec"]["needs_close"]:
+                world.close()
 
 
 if __name__ == "__main__":

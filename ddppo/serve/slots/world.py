@@ -72,6 +72,9 @@ class ServedWorld:
             return kind.upper(), encoded(kind, dialect.error(code, text, rpc_code))
         return kind.upper(), encoded(kind, {"id": id, "error": {"code": code, "message": text}})
 
+    def close(self) -> None:
+        self._env.close()
+
     def _execute(self, kind: bytes, message: dict[str, Any]) -> dict[str, Any]:
         match message["op"]:
             case "describe":

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import shutil
 import socket
@@ -22,6 +23,8 @@ from ddppo.serve.protocol import plain_spec
 from ddppo.serve.slots.line import READY, TASK, framed, read_frame
 from ddppo.spaces import EnvSpec
 
+CLOSE_S = 3.5  # for a process to close an environment that needs it, before it is killed
+_LOOK_S = 0.02  # interval of checks of processes that close their environments
 _ANSWER_S = 1.0  # for a process to complete an answer that it has begun to send
 
 log = logging.getLogger(__name__)
@@ -77,7 +80,11 @@ class Worlds:
         self._keep_env = tuple(keep_env)
         self._prints = prints
         self._server: ForkServer | None = None
-        self._ending: list[Slot] = []  # killed, and not yet gone
+        self._closes = spec.needs_close
+        self._ending: list[Slot] = []  # killed, or closing, and not yet gone
+        self._closing: dict[
+            int, float
+        ] = {}  # number of a process that closes its environment: when it is killed
         self._folder = _folder_for_all(self._first_uid)
         self._remover = ThreadPoolExecutor(1, "folders")  # removes folders, which may hold very many files
 
@@ -120,16 +127,30 @@ class Worlds:
         return "" if what == READY else content.decode(errors="replace")
 
     def end(self, slot: Slot) -> None:
-        """Kill the process of a slot. `gone` returns the slot when nothing of the process is left."""
+        """End the process of a slot. `gone` returns the slot when nothing of the process is left.
+
+        It is killed, at once, or CLOSE_S later if its environment needs to be closed.
+        """
         with suppress(OSError):
             slot.line.close()
+        if self._closes:
+            self._closing[slot.number] = time.monotonic() + CLOSE_S
+        else:
+            self._kill(slot)
+        self._ending.append(slot)
+
+    def _kill(self, slot: Slot) -> None:
         if slot.server is self._server:
             with suppress(ForkServerLost):
                 slot.process.kill()
-        self._ending.append(slot)
 
     def gone(self) -> list[Slot]:
         """Return the slots that have lost their process, and all processes started by it, since the last call."""
+        for slot in self._ending:
+            if self._closing.get(slot.number, math.inf) < time.monotonic():
+                log.warning("the world of slot %d was not closed within %g s: killed", slot.index, CLOSE_S)
+                del self._closing[slot.number]
+                self._kill(slot)
         if self.fds and self._server is not None:
             with suppress(ForkServerLost):
                 while self._server.receive(0.0) is not None:
@@ -137,6 +158,7 @@ class Worlds:
         gone = [slot for slot in self._ending if slot.process.returncode is not None]
         for slot in gone:
             self._ending.remove(slot)
+            self._closing.pop(slot.number, None)
             if number := slot.process.num_orphans:
                 self.num_orphans += number
                 log.warning("the world of slot %d left %d processes behind: ended", slot.index, number)
@@ -153,7 +175,10 @@ class Worlds:
         return [] if self._server is None else [self._server.fileno()]
 
     def close(self) -> None:
-        """End all processes and remove the folder, within about 5 s."""
+        """End all processes and remove the folder, within about 5 s, and CLOSE_S more if they need to be closed."""
+        while self._closing and self.fds:
+            self.gone()
+            time.sleep(_LOOK_S)
         if self._server is not None:
             self._server.close()
         self._remover.shutdown(wait=False, cancel_futures=True)
