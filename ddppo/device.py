@@ -16,6 +16,7 @@ Settings are checked without torch, which takes a second to import: functions th
 import functools
 import os
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ddppo.errors import ConfigError, near
@@ -202,10 +203,36 @@ def peak_memory(device: "torch.device") -> float | None:
 
 
 def has_graphs(device: "torch.device") -> bool:
-    """Return whether torch can record kernels of this device and start them by one call (torch.accelerator.Graph)."""
+    """Return whether torch can record kernels of this device and start them by one call (`recorded_kernels`)."""
     import torch
 
-    return device.type in ("cuda", "xpu") and hasattr(torch.accelerator, "Graph")
+    return device.type == "cuda" or (device.type == "xpu" and hasattr(torch.accelerator, "Graph"))
+
+
+def recorded_kernels(function: Callable[[], None]) -> Callable[[], None]:
+    """Record the kernels that `function` starts on the current device, and return what starts all of them again.
+
+    The function runs twice before, because the first call loads kernels and allocates memory. torch.cuda has graphs in
+    every version that ddppo takes, torch.accelerator from 2.12 on.
+    """
+    import torch
+
+    module = torch.get_device_module(accelerators()[0])
+    stream = module.Stream()
+    stream.wait_stream(module.current_stream())
+    with module.stream(stream):
+        function()
+        function()
+    if hasattr(module, "CUDAGraph"):
+        graph = module.CUDAGraph()
+        # thread_local: other threads, such as NCCL's, may ask the device meanwhile.
+        recording: Any = module.graph(graph, stream=stream, capture_error_mode="thread_local")
+    else:
+        graph = recording = torch.accelerator.Graph()
+    with module.stream(stream), recording:
+        function()
+    module.current_stream().wait_stream(stream)
+    return graph.replay
 
 
 def wide_dtype(device: "torch.device") -> "torch.dtype":

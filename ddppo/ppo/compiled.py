@@ -24,7 +24,7 @@ from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ddppo.config.algorithm_settings import SurrogateSettings
-from ddppo.device import has_float64, has_graphs
+from ddppo.device import has_float64, has_graphs, recorded_kernels
 from ddppo.errors import in_one_line
 from ddppo.models.actor_critic import ActorCritic, EvaluateActions
 from ddppo.native.compiling import NotCompiled, cache_folder, processor
@@ -215,18 +215,9 @@ def record(function: Callable[[], None]) -> Callable[[], None]:
     The function runs twice before, because the first call loads kernels and allocates memory. Raises CannotRecord.
     """
     try:
-        stream = torch.Stream()
-        stream.wait_stream(torch.accelerator.current_stream())
-        graph = torch.accelerator.Graph()
-        with stream:
-            function()
-            function()
-        with stream, graph:
-            function()
-        torch.accelerator.current_stream().wait_stream(stream)
+        return recorded_kernels(function)
     except Exception as e:  # torch raises many kinds, and a user's model may raise any
         raise CannotRecord(in_one_line(e)[:300]) from e
-    return graph.replay
 
 
 class Recorded:

@@ -1,5 +1,6 @@
 """Which device a rank takes, and what differs between kinds of accelerators, by machines that tests make up."""
 
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -389,6 +390,29 @@ def test_numerics_are_set_and_taken_back(monkeypatch):
         device.set_numerics("highest", deterministic=False)
     assert before == torch.get_float32_matmul_precision() == "highest"
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_graphs_of_cuda_need_no_new_torch_and_are_recorded_beside_other_threads(machine, monkeypatch):
+    said = []
+
+    @contextmanager
+    def noted(*of, **more):
+        said.append(more.get("capture_error_mode", "stream"))
+        yield
+
+    machine(
+        "cuda", 1,
+        Stream=lambda: SimpleNamespace(wait_stream=lambda other: None),
+        current_stream=lambda: SimpleNamespace(wait_stream=lambda other: None),
+        stream=noted,
+        graph=noted,
+        CUDAGraph=lambda: SimpleNamespace(replay=lambda: said.append("started again")),
+    )  # fmt: skip
+    monkeypatch.delattr(torch.accelerator, "Graph", raising=False)  # torch below 2.12
+    assert device.has_graphs(torch.device("cuda"))
+    assert not device.has_graphs(torch.device("xpu"))
+    device.recorded_kernels(lambda: said.append("called"))()
+    assert said == ["stream", "called", "called", "stream", "thread_local", "called", "started again"]
 
 
 def test_only_one_file_names_a_kind_of_accelerator():
