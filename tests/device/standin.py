@@ -22,7 +22,6 @@ from typing import NamedTuple
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 aten = torch.ops.aten
 NAME, HOST = "sim", torch.device("cpu")
@@ -244,6 +243,9 @@ _kept: list[torch.library.Library] = []  # kernels live as long as their library
 
 def install() -> None:
     """Make `sim` the accelerator of this process. With STANDIN_WITHOUT_FLOAT64=1 it has no float64, as MPS."""
+    # Here, not above: checks.py is read with older versions of torch too, where a GPU takes the stand-in's place.
+    from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
     _setup_privateuseone_for_python_backend(NAME, backend_module=_module())
     library = torch.library.Library("aten", "IMPL")
     _kept.append(library)
