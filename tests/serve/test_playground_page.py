@@ -2,11 +2,14 @@
 
 import asyncio
 import base64
+import itertools
 import json
 import re
+import shutil
+import subprocess
 import urllib.error
 import urllib.request
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 
 import pytest
 
@@ -20,9 +23,9 @@ from ddppo.config.settings import EnvConfig  # noqa: E402
 from ddppo.errors import ConfigError  # noqa: E402
 from ddppo.serve.playground import SUBPROTOCOL  # noqa: E402
 from ddppo.serve.server import ServeSettings, check, listening, served  # noqa: E402
-from tests.serve.test_serve import get, world  # noqa: E402
+from tests.serve.test_serve import get, health, world  # noqa: E402
 from tests.serve.test_serve_slots import WORLD  # noqa: E402
-from tests.support import PATIENCE_S  # noqa: E402
+from tests.support import PATIENCE_S, wait_until  # noqa: E402
 
 WORDS = EnvConfig(id="tests.domains.text.text_tasks:tests/Repeat-v0")
 TOKEN = "a token, of 20 chars"
@@ -145,3 +148,121 @@ def test_a_playground_that_others_can_reach_needs_a_token_and_one_of_numbers_is_
         listening(ServeSettings(WORLD, port=0, playground=True)),
     ):
         pass
+
+
+# -- In a browser.
+
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None
+)
+in_a_browser = pytest.mark.skipif(
+    BROWSER is None, reason="needs Chromium: apt install chromium-headless-shell"
+)
+
+
+@asynccontextmanager
+async def browsing(address, folder):
+    """A page in a browser without a window, by the DevTools protocol; yields a function that evaluates JavaScript."""
+    flags = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--no-first-run",
+        "--disable-background-networking",
+    ]
+    process = subprocess.Popen(
+        [BROWSER, *flags, "--remote-debugging-port=0", f"--user-data-dir={folder}", "about:blank"],
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        line = next(line for line in process.stderr if "DevTools listening on" in line)
+        async with connect(line.split()[-1], proxy=None, max_size=None) as socket:
+            ids = itertools.count(1)
+
+            async def call(method, session=None, **params):
+                id = next(ids)
+                of = {} if session is None else {"sessionId": session}
+                await socket.send(json.dumps({"id": id, "method": method, "params": params} | of))
+                while (answer := json.loads(await socket.recv())).get("id") != id:
+                    pass
+                return answer["result"]
+
+            target = await call("Target.createTarget", url=address)
+            attached = await call("Target.attachToTarget", targetId=target["targetId"], flatten=True)
+
+            async def evaluate(script):
+                found = await call(
+                    "Runtime.evaluate", attached["sessionId"], expression=script, returnByValue=True
+                )
+                return found["result"].get("value")
+
+            yield evaluate
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+async def until(evaluate, script):
+    """Wait until the script's value is true, and return it."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not (value := await evaluate(script)):
+            await asyncio.sleep(0.02)
+        return value
+
+
+TYPE = """(() => {{ const line = document.getElementById("line"); if (line.disabled) return false;
+  line.value = {text}; document.getElementById("type").requestSubmit(); return true; }})()"""
+LOG = 'document.getElementById("log").innerText'
+
+
+@in_a_browser
+def test_a_person_plays_an_episode_on_the_page(tmp_path):
+    evil = "<img src=x onerror=document.title='evil'>"
+
+    async def main(port):
+        async with browsing(f"http://127.0.0.1:{port}/play", tmp_path) as evaluate:
+            await until(evaluate, 'document.getElementById("task").options.length === 7')
+            await evaluate(
+                'document.getElementById("task").value = "north"; document.getElementById("seed").value = 2'
+            )
+            await evaluate('document.getElementById("begin").requestSubmit()')
+            await until(evaluate, TYPE.format(text=json.dumps(evil[:16])))
+            await until(evaluate, TYPE.format(text='"north"'))
+            log = await until(evaluate, f'{LOG}.includes("over") && {LOG}')
+            state = await evaluate('document.getElementById("state").innerText')
+            await evaluate('document.getElementById("reveal").click()')
+            await until(evaluate, 'document.getElementById("status").textContent.includes("no solution")')
+            return log, state, await evaluate('document.querySelectorAll("#log img").length')
+
+    with playground() as (_, port):
+        log, state, num_images = asyncio.run(main(port))
+    assert log.split("\n")[0] == "say north"
+    assert f"1 > {evil[:16]}" in log
+    assert "reward +0.5" in log
+    assert log.endswith("The episode is over: not achieved. Return 0.5 in 2 turns.")
+    assert re.search(r"return\s+0\.5", state)
+    assert num_images == 0
+
+
+@in_a_browser
+def test_the_page_asks_for_the_token_and_says_why_it_is_refused(tmp_path):
+    async def main(url, port):
+        status = 'document.getElementById("status").textContent'
+        token = (
+            'document.getElementById("token").value = {}; document.getElementById("begin").requestSubmit()'
+        )
+        async with browsing(f"http://127.0.0.1:{port}/play", tmp_path) as evaluate:
+            await until(evaluate, 'document.getElementById("secret")?.hidden === false')
+            await evaluate(token.format('"wrong"'))
+            assert await until(evaluate, f'{status}.includes("is the token right?")')
+            right = {"Authorization": f"Bearer {TOKEN}"}
+            async with connect(f"{url}/ws", proxy=None, additional_headers=right):  # the only world is held
+                await evaluate(token.format(json.dumps(TOKEN)))
+                assert await until(evaluate, f'{status}.includes("all 1 worlds of the server are held")')
+            await asyncio.to_thread(wait_until, lambda: health(url)["free"] == 1)
+            await evaluate(token.format(json.dumps(TOKEN)))
+            await until(evaluate, f'{status}.includes("seed")')
+
+    with playground(TOKEN) as (url, port):
+        asyncio.run(main(url, port))

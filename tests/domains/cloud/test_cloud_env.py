@@ -172,6 +172,13 @@ def test_hints_are_three(env):
     assert env.step("aws s3 mb s3://holiday-photos")[1] == pytest.approx(0.85**3)
 
 
+def test_a_solution_is_told_to_one_who_asks_for_it_and_changes_nothing_else(env):
+    prompt, info = begin(env, "s3_make_bucket")
+    assert "solution" not in info
+    asked = env.reset(seed=0, options={"task": "s3_make_bucket", "solution": True})
+    assert asked == (prompt, info | {"solution": "aws s3 mb s3://holiday-photos"})
+
+
 def test_the_same_seed_is_the_same_episode_and_a_group_shares_it(env):
     def played(seed):
         begin(env, "iam_role_with_policy", seed)
