@@ -448,7 +448,7 @@ def make_app(server: Server) -> FastAPI:
         content |= schemas(spec)
         return server.refusal(request) or _json(200, content)
 
-    # The page holds nothing of the environment: it asks for the token, and reads the rest in its session.
+    # Needs no token: the page holds nothing of the environment then, asks for the token, and reads all in its session.
     if server.has_playground:
 
         @app.get(playground.PATH)

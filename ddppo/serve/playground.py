@@ -66,13 +66,13 @@ def page(host: str, name: str, *, needs_token: bool) -> Response:
 
     Args:
         host: the header Host of the request.
-        name: of the served environment.
+        name: of the served environment; it is left out if the page has to ask for a token.
         needs_token: whether the page has to ask for a token.
     """
     if not is_address(host.lower()):
         return Response(json.dumps({"error": BY_ADDRESS}), 403, media_type="application/json")
     template, policy = _template()
-    filled = template.replace("{{ name }}", html.escape(name))
+    filled = template.replace("{{ name }}", "" if needs_token else f": {html.escape(name)}")
     filled = filled.replace("{{ needs_token }}", str(needs_token).lower())
     headers = {
         "content-security-policy": policy,

@@ -17,11 +17,13 @@ for needed in ("msgpack", "websockets", "uvicorn", "fastapi"):
 from ddppo.config.settings import EnvConfig  # noqa: E402
 from ddppo.domains.text.curriculum.contract import UniformCurriculum  # noqa: E402
 from ddppo.domains.text.curriculum.shared import SharedCurriculum  # noqa: E402
+from ddppo.domains.text.group_records import EpisodeGroup  # noqa: E402
 from ddppo.domains.text.groups import AsyncGroupPool, SyncGroupPool  # noqa: E402
 from ddppo.domains.text.rollout_views import RolloutsConfig, view  # noqa: E402
 from ddppo.domains.text.rollouts import read_rollouts  # noqa: E402
 from ddppo.errors import ConfigError, EnvError  # noqa: E402
 from ddppo.serve.client.connection import EnvServerLost, EnvServerRefused  # noqa: E402
+from ddppo.serve.client.sessions import EnvAnswer  # noqa: E402
 from tests.serve.test_serve import health, world  # noqa: E402
 from tests.serve.test_serve_slots import WORLD  # noqa: E402
 from tests.support import PATIENCE_S, wait_until  # noqa: E402
@@ -149,6 +151,14 @@ def test_a_member_that_gives_no_answer_in_time_has_failed():
         group = groups.run_group("walk", Script([END], ["hang"]))
     assert [m.ended_by for m in group.members] == ["terminated", "failed"]
     assert "no answer within 1 s" in group.members[1].error
+
+
+def test_a_reward_that_is_no_number_is_a_failure_of_its_member():
+    group = EpisodeGroup(1, "walk", 3, [], [])
+    group.begin(EnvAnswer("walk 1", None, info={"task": "walk"}), {})
+    group.step(0, "go", EnvAnswer("gone", None, math.nan), None)
+    assert (group.members[0].ended_by, group.returns, group.mean_return) == ("failed", [None], None)
+    assert "nan as the reward" in group.members[0].error
 
 
 def test_a_group_whose_members_cannot_begin_is_none_and_its_sessions_are_free_again(url):
@@ -283,8 +293,17 @@ def test_generation_is_one_at_a_time_and_groups_step_at_the_same_time(url):
     assert curriculum.curriculum.metrics()["round"] == 4
 
 
+class Absent(UniformCurriculum):
+    """Forgets, without a lock, a result that comes while another is recorded."""
+
+    def record(self, rates):
+        before = self._round
+        time.sleep(0.001)
+        self._round = before + 1
+
+
 def test_no_result_of_groups_in_several_threads_and_pools_is_lost(url):
-    shared = SharedCurriculum(UniformCurriculum({"walk": "warm-up", "run": "warm-up"}))
+    shared = SharedCurriculum(Absent({"walk": "warm-up", "run": "warm-up"}))
 
     def play(groups):
         for _ in range(10):
