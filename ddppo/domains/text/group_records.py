@@ -39,7 +39,7 @@ class EpisodeGroup:
 
     @property
     def playing(self) -> list[int]:
-        """The members whose episodes are not over."""
+        """The members with an episode that is not over."""
         return [i for i, member in enumerate(self.members) if member.ended_by is None]
 
     @property
@@ -103,7 +103,7 @@ class EpisodeGroup:
             _end(member, "max_turns")
 
     def fail(self, i: int, line: str, why: str) -> None:
-        """End the episode of member i, whose turn has no answer. It counts in no number of the group."""
+        """End the episode of member i, after a turn without an answer. It counts in no number of the group."""
         self.members[i].turns.append(TurnRecord(None, shortened(line), None, None, None))
         _end(self.members[i], "failed", why)
 

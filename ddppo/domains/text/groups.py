@@ -167,7 +167,7 @@ class AsyncGroupPool:
             if isinstance(e, EnvServerFault):
                 raise EnvError(f"member {e.place} of group {number} cannot begin: {e}") from e
             raise
-        # 3. If nobody has chosen a task, the environment has.
+        # 3. Without a chosen task, the environment has drawn one.
         group.task = group.members[0].task
         return group
 
