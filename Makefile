@@ -6,7 +6,7 @@ PROCESSES ?= 3
 PYTEST := $(PY) -m pytest -n $(PROCESSES) --no-loadscope-reorder
 .DEFAULT_GOAL := help
 
-.PHONY: help train check test test-all test-jax test-chat package bench-check docs lint format slurm-up slurm-down clean
+.PHONY: help train check test test-all test-jax test-chat test-aws package bench-check docs lint format slurm-up slurm-down clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -45,6 +45,12 @@ test-jax: .venv/.installed  ## try the adapters of simulators in JAX, with gymna
 test-chat: .venv/.installed  ## try the chat templates of real models, from the wheel of trl without what it needs (1 MB)
 	.venv/bin/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target build/trl trl==1.16.0
 	PYTHONPATH=build/trl $(PY) -m pytest -n 0 tests/domains/text/test_chat_templates.py
+
+# Beside .venv, because moto[server] wants an antlr4 that omegaconf cannot use.
+test-aws: .venv/.installed  ## try tasks of the cloud at a server of moto, with what it needs beside .venv (4 small packages)
+	.venv/bin/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target build/moto_server \
+	  flask==3.1.2 flask-cors==6.0.1 itsdangerous==2.2.0 blinker==1.9.0
+	$(PY) -m pytest -n 0 tests/domains/cloud/test_cloud_endpoint.py
 
 package: .venv/.installed  ## build the wheel, and try it in an environment of its own, away from here
 	$(PY) -m pytest tests/package

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from ddppo.domains.cloud.cli import ApiCall, S3Command, parse
+from ddppo.domains.cloud.cli import OBJECT_VERBS, SERVICES, ApiCall, S3Command, operations, parse
 from ddppo.domains.cloud.cli_parameters import CommandError
 from ddppo.domains.cloud.goals import MISSING, CallGoal, Goal, StateGoal
 from ddppo.domains.cloud.meaning import MEANINGS
@@ -202,8 +202,6 @@ def task_of(name: str, given: Any) -> CloudTask:
     """Return a task from the mapping of its file. Raises ConfigError that names the task and the key."""
     try:
         return _task(name, given)
-    except CommandError as error:
-        raise ConfigError(f"task {name}: {error.output}") from error
     except _WrongTask as error:
         raise ConfigError(f"task {name}: {error}") from error
 
@@ -292,7 +290,7 @@ def _call(line: str) -> ApiCall:
     except CommandError as error:
         typed = line.split()
         if len(typed) != 3 or "arguments are required: --" not in error.output:
-            raise
+            raise _wrong_command("call", line, error) from error
         return ApiCall(typed[1], typed[2])
     if isinstance(found, S3Command):
         raise _WrongTask(
@@ -310,7 +308,7 @@ def _state_goal(given: Any) -> StateGoal:
         or not set(answers) & set(given)
     ):
         raise _WrongTask(f"{given!r} is not `read: <command>` and one of {', '.join(answers)}")
-    command = parse(given["read"])
+    command = _parsed("read", str(given["read"]))
     if not isinstance(command, ApiCall) or not command.is_read:
         raise _WrongTask(f"read: {given['read']!r} would change the world: use a reading operation")
     meaning = next((kind for kind in MEANINGS if kind in given), "")
@@ -345,8 +343,30 @@ def _texts(key: str, given: Mapping[str, Any]) -> Commands:
 def _commands(key: str, given: Mapping[str, Any]) -> Commands:
     lines = _texts(key, given)
     for line in lines:
-        parse(line)
+        _parsed(key, line)
     return lines
+
+
+def _parsed(key: str, line: str) -> ApiCall | S3Command:
+    """Return the command of a line. Raises _WrongTask."""
+    try:
+        return parse(line)
+    except CommandError as error:
+        raise _wrong_command(key, line, error) from error
+
+
+def _wrong_command(key: str, line: str, error: CommandError) -> _WrongTask:
+    """Return what is wrong with a line in a sentence, where the AWS CLI prints its usage and all choices."""
+    _, service, operation = (*line.split()[:3], "", "", "")[:3]
+    services = ("s3", *SERVICES)
+    if "Invalid choice" not in error.output:
+        why = " ".join(error.output.splitlines()[-1].removeprefix("aws: error: ").split())
+    elif service not in services:
+        why = f"tasks have no service {service}{near(service, services)}, but {', '.join(services)}"
+    else:
+        known = operations(service) if service in SERVICES else OBJECT_VERBS
+        why = f"tasks have no operation {operation} of {service}{near(operation, list(known))}"
+    return _WrongTask(f"{key}: {line}: {why}")
 
 
 def _many_commands(key: str, given: Any) -> tuple[Commands, ...]:
