@@ -24,7 +24,8 @@ class World(gym.Env):
 
     action_space = gym.spaces.Discrete(9)
 
-    def __init__(self, size=0, broken=False, babble=()):
+    def __init__(self, size=0, broken=False, babble=(), farewell=None):
+        self.farewell, self.needs_close = farewell, farewell is not None
         self.babble = bytes(babble)
         if broken:
             raise OSError("the cloud is down")
@@ -32,6 +33,12 @@ class World(gym.Env):
             size = int(Path(size).read_text())
         self.observation_space = gym.spaces.Box(0, np.inf, (3 + size,), np.float64)
         self.child = 0
+
+    def close(self):
+        if self.farewell == "never":
+            threading.Event().wait()
+        if self.farewell is not None:
+            Path(self.farewell, str(os.getpid())).touch()
 
     def _obs(self):
         obs = np.zeros(self.observation_space.shape)

@@ -1,5 +1,6 @@
 """Slots of a pool: each holder has a world alone, nothing of it is left for the next, and no slot is ever lost."""
 
+import dataclasses
 import errno
 import os
 import random
@@ -17,10 +18,11 @@ from ddppo.config.settings import EnvConfig
 from ddppo.envs.probing.probe import probe
 from ddppo.processes.forking import ForkServer
 from ddppo.serve.protocol import JSON, decoded, encoded
+from ddppo.serve.slots import worlds
 from ddppo.serve.slots.line import framed, read_frame
 from ddppo.serve.slots.pool import PoolExhausted, SlotNotReady, SlotPool
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
-from tests.serve.served_tasks import EXIT, MARK, START_A_PROCESS
+from tests.serve.served_tasks import EXIT, MARK, NOTHING, START_A_PROCESS
 from tests.support import PATIENCE_S, wait_until
 
 WORLD = EnvConfig(id="tests.serve.served_tasks:World-v0")
@@ -103,6 +105,33 @@ def test_a_released_world_ends_with_what_it_started(pool_of):
     assert runs(own)
     pool.release(slot)
     wait_until(lambda: not runs(child) and not runs(own))
+
+
+def leaving(farewell):
+    return {
+        "env": dataclasses.replace(WORLD, kwargs={"farewell": str(farewell)}),
+        "spec": dataclasses.replace(SPEC, needs_close=True),
+    }
+
+
+def test_a_world_that_holds_something_outside_its_process_is_closed_before_it_is_killed(pool_of, tmp_path):
+    pool = pool_of(2, **leaving(tmp_path))
+    slot, other = pool.acquire(), pool.acquire()
+    pids = {str(int(act(each, 0)[2])) for each in (slot, other)}
+    pool.release(slot)
+    wait_until(lambda: len(list(tmp_path.iterdir())) == 1)
+    pool.close()  # one is held
+    assert pids <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_a_world_that_is_never_closed_is_killed(pool_of, monkeypatch):
+    monkeypatch.setattr(worlds, "CLOSE_S", 0.2)
+    pool = pool_of(1, **leaving("never"))
+    slot = pool.acquire()
+    _, _, own = act(slot, NOTHING)
+    pool.release(slot)
+    wait_until(lambda: not runs(own))
+    pool.release(pool.acquire(PATIENCE_S))
 
 
 def test_a_world_that_ends_while_nobody_holds_it_is_replaced(pool_of):

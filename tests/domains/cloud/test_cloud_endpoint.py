@@ -3,6 +3,7 @@
 Worlds make everything below their own prefix, delete it, and neither touch nor show anything else.
 """
 
+import dataclasses
 import json
 import os
 import signal
@@ -338,6 +339,8 @@ def test_tasks_have_the_same_solutions_and_near_misses_as_in_the_simulated_cloud
     env = CloudEnv(
         [name], chaos=False, backend_cloud="aws", endpoint_url=endpoint.endpoint_url, allow_real_cloud=True
     )
+    # All of a drift at once: else a near miss may miss what has not drifted.
+    env.tasks = {name: dataclasses.replace(TASKS[name], num_drifts=len(TASKS[name].drifts))}
     try:
         misses = list(near_misses(TASKS[name]).values())
         for lines, is_right in ((TASKS[name].solution, True), (misses[0], False), (misses[-1], False)):
