@@ -20,7 +20,7 @@ from ddppo.domains.cloud.holdings import Address
 from ddppo.domains.cloud.prefixed_names import LISTS, PAGES, PrefixedNames, Refused, check
 from ddppo.domains.cloud.sweep import delete_all, is_abandoned, token_of_this_process
 from ddppo.domains.cloud.tasks import CloudTask
-from ddppo.domains.cloud.world import ACCOUNT, CloudWorld, plain
+from ddppo.domains.cloud.world import ACCOUNT, CloudWorld, checked_params, plain
 from ddppo.errors import ConfigError, EnvError, EnvStateError
 
 log = logging.getLogger(__name__)
@@ -181,6 +181,7 @@ class EndpointWorld(CloudWorld):
 
     def _perform(self, call: ApiCall) -> dict[str, Any]:
         # 1. Into the names of the endpoint, unless the call reaches outside.
+        checked_params(call)
         check(call, is_loopback=self._access.endpoint.is_loopback)
         params = self._names.inward(call)
         self._adapt(call, params)

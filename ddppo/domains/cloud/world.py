@@ -175,7 +175,7 @@ class CloudWorld:
         return answer
 
     def _perform(self, call: ApiCall) -> dict[str, Any]:
-        params = _checked_params(call)
+        params = checked_params(call)
         # botocore would fill idempotency tokens from the system's randomness: draw them by the episode's seed.
         for name in call.model.idempotent_members:
             params = {name: str(mock_random.uuid4())} | params
@@ -203,7 +203,7 @@ def _no_network(request: Any, **_: Any) -> AWSResponse:
     return AWSResponse(request.url, 501, {}, MockRawResponse(b""))
 
 
-def _checked_params(call: ApiCall) -> dict[str, Any]:
+def checked_params(call: ApiCall) -> dict[str, Any]:
     """Return the parameters of a call. Raises CommandError if one would reach outside the simulated account."""
     url = call.params.get("QueueUrl")
     if isinstance(url, str) and "/" in url and not url.startswith(QUEUES):

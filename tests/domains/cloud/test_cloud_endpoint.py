@@ -342,8 +342,10 @@ def test_tasks_have_the_same_solutions_and_near_misses_as_in_the_simulated_cloud
     # All of a drift at once: else a near miss may miss what has not drifted.
     env.tasks = {name: dataclasses.replace(TASKS[name], num_drifts=len(TASKS[name].drifts))}
     try:
-        misses = list(near_misses(TASKS[name]).values())
-        for lines, is_right in ((TASKS[name].solution, True), (misses[0], False), (misses[-1], False)):
+        for lines, is_right in (
+            (TASKS[name].solution, True),
+            (list(near_misses(TASKS[name]).values())[-1], False),
+        ):
             env.reset(seed=0, options={"task": name})
             for line in lines:
                 *_, terminated, truncated, info = env.step(line)

@@ -61,3 +61,26 @@ def test_a_policy_that_achieves_nothing_stays_where_it_is_and_tries_all_tasks_al
     curriculum, rng = make_curriculum("tiers", TASKS), np.random.default_rng(1)
     tries = Counter(task for tasks, *_ in life(curriculum, rng, 60, skill=0.0) for task in tasks)
     assert tries == {task: 20 for task, tier in TASKS.items() if tier == TIERS[0].name}
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_groups", "share"),
+    [
+        ({}, 1, 0.92),
+        ({}, 6, 1 / 6),
+        ({"recent": 60}, 1, 1 / 3),
+        ({"recent": 60, "recent_rounds": 12}, 1, 0.08),
+    ],
+)
+def test_a_task_out_of_reach_takes_the_rounds_that_nothing_else_needs(settings, num_groups, share):
+    tasks = {f"task-{i}": TIERS[0].name for i in range(16)}
+    curriculum, rng = make_curriculum("tiers", tasks, **settings), np.random.default_rng(0)
+    tries = 0
+    for round in range(400):
+        chosen = []
+        for _ in range(num_groups):
+            chosen.append(curriculum.choose(rng, besides=chosen))
+        tries += "task-0" in chosen and round >= 200
+        curriculum.record({task: float(task != "task-0") for task in chosen})
+    assert curriculum.metrics()["mastered"] == 15
+    assert tries / 200 / num_groups == pytest.approx(share, abs=0.02)
