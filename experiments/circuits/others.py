@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ddppo.domains.circuits.quantum import Circuit
 from ddppo.domains.circuits.quantum.benchmarks import BENCHMARKS, program
-from ddppo.domains.circuits.quantum.circuit import cx_count
+from ddppo.domains.circuits.quantum.costs import cx_count
 from ddppo.domains.circuits.quantum.equivalence import verify
 from ddppo.domains.circuits.quantum.others import OPTIMISERS, optimised
 from ddppo.domains.circuits.quantum.qasm_reader import write as write_qasm

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 
 from ddppo.domains.circuits.quantum.benchmarks import BENCHMARKS, benchmark
-from ddppo.domains.circuits.quantum.circuit import cx_count
+from ddppo.domains.circuits.quantum.costs import cx_count
 from ddppo.domains.circuits.quantum.rewriting import merged
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))

@@ -34,10 +34,13 @@ from ddppo.domains.circuits.optimise import (
 from ddppo.domains.circuits.page import CompareOptions, compare
 from ddppo.domains.circuits.quantum import Circuit, equivalence
 from ddppo.domains.circuits.quantum.benchmarks import noted
-from ddppo.domains.circuits.quantum.circuit import Cost, counts, measures
-from ddppo.domains.circuits.quantum.circuit import cost as cost_named
+from ddppo.domains.circuits.quantum.costs import COSTS, Cost, counts, measures, qualified
+from ddppo.domains.circuits.quantum.costs import cost as cost_named
 from ddppo.domains.circuits.quantum.drawing import as_svg, as_text
+from ddppo.domains.circuits.quantum.gate_sets import GATE_SETS, NAM, GateSet
+from ddppo.domains.circuits.quantum.gate_sets import gate_set as gate_set_named
 from ddppo.domains.circuits.quantum.qasm_reader import as_qasm, write
+from ddppo.domains.circuits.quantum.qasm_reader import parse as parse_qasm
 from ddppo.domains.circuits.quantum.rewriting import Rewriter, merged
 from ddppo.domains.circuits.quantum.rule_search import RULES_USAGE, RulesOptions, search_rules
 from ddppo.domains.circuits.task.board import rewriter as rewriter_of
@@ -53,17 +56,18 @@ from ddppo.terminal import warn
 _USAGE = """python -m ddppo.domains.circuits <verb>, or
 
 ddppo-circuit verify a.qasm b.qasm                  are they equal, up to a phase?
-ddppo-circuit show my.qasm [format=text,svg,qasm]   draw it, or write it in h, x, cx and rz
+ddppo-circuit show my.qasm [format=text,svg,qasm]   draw it, or write it in a gate set
 ddppo-circuit optimise my.qasm out=smaller.qasm     make it smaller by rewriting, verified; minutes=10
 ddppo-circuit compare my.qasm smaller.qasm          beside others; html=page.html draws both and each rewrite
 ddppo-circuit replay my.qasm rewrites.json          repeat how that was found, and verify it
 ddppo-circuit merge my.qasm out=smaller.qasm        add up rotations about one parity
 ddppo-circuit rules out=my.rules [key=value ...]    search for rules to rewrite circuits by
 
-A circuit is an OpenQASM 2 file or the name of a benchmark, e.g. tof_3.
+A circuit is an OpenQASM 2 or 3 file or the name of a benchmark, e.g. tof_3.
 Exit code 0, 1 where verify or replay finds a difference, or 2 for a mistake in the command or a file.
 `ddppo-circuit <verb> --help` lists the settings of a verb."""
 _LEAST_WIDTH = 20
+_GATE_SETS = tuple(GATE_SETS)
 
 
 @dataclass(slots=True)
@@ -81,12 +85,14 @@ class ShowOptions:
     width: int | None = setting(
         None, "letters, of an SVG pixels; the terminal's and 1100 if null", low=_LEAST_WIDTH
     )
+    gate_set: str = setting(NAM.name, "of format=qasm, and of the counts above a drawing", choices=_GATE_SETS)
 
 
 @dataclass(slots=True)
 class MergeOptions:
     circuit: str = setting(MISSING, "a circuit")
     out: str = setting(MISSING, "the OpenQASM 2 file that is written")
+    gate_set: str = setting(NAM.name, "of the file and of the counts", choices=_GATE_SETS)
 
 
 def verify(options: VerifyOptions) -> int:
@@ -105,14 +111,15 @@ def show(options: ShowOptions) -> int:
         raise ConfigError(f"width={options.width} has no effect on format=qasm: leave it out")
     # A terminal has a width in letters, an SVG in pixels; QASM has none.
     circuit, names, _ = noted(options.circuit)
-    heading = f"{options.circuit}: {counts(circuit)}"
+    gate_set = gate_set_named(options.gate_set)
+    heading = f"{options.circuit}: {counts(circuit, gate_set)}"
     if options.format == "text":
         width = options.width or shutil.get_terminal_size((100, 0)).columns
         content = f"{heading}\n\n{as_text(circuit, names, max(width, _LEAST_WIDTH))}\n"
     elif options.format == "svg":
         content = as_svg(circuit, names, heading, options.width or 1100)
     else:
-        content = as_qasm(circuit)
+        content = as_qasm(circuit, gate_set)
     if options.out is None:
         print(content, end="")
     else:
@@ -123,16 +130,20 @@ def show(options: ShowOptions) -> int:
 def merge(options: MergeOptions) -> int:
     """Write the circuit with merged rotations, after verifying that it is equal."""
     circuit = noted(options.circuit).circuit
+    gate_set = gate_set_named(options.gate_set)
     smaller = merged(circuit)
+    read_again = parse_qasm(as_qasm(smaller, gate_set)).circuit  # to compare the translation, too
     try:
-        verdict = equivalence.verify(circuit, smaller, whole_qubits=equivalence.MOST_WHOLE_QUBITS)
+        verdict = equivalence.verify(circuit, read_again, whole_qubits=equivalence.MOST_WHOLE_QUBITS)
         assert verdict.is_equal, verdict
         how = str(verdict)
     except ConfigError as e:  # states of so many qubits do not fit in memory
         how = "equal by construction, not verified"
         warn(str(e))
-    write(smaller, options.out)
-    print(f"{options.circuit}: {counts(circuit)}\n{options.out}: {counts(smaller)}\n{how}")
+    write(smaller, options.out, gate_set)
+    print(
+        f"{options.circuit}: {counts(circuit, gate_set)}\n{options.out}: {counts(smaller, gate_set)}\n{how}"
+    )
     return 0
 
 
@@ -157,9 +168,10 @@ class OptimiseOptions:
     checkpoint: str = setting("last", "of the run: last, best, or the path of a checkpoint file")
     cost: str | None = setting(
         None,
-        "the number to make small: gate_count, cx_count, cx_weighted, depth or my_pkg:cost; gate_count, or the run's, "
-        "if null",
+        f"the number to make small: {', '.join(COSTS)}, a sum such as gate_count+2*cx_count, or my_pkg:cost; "
+        "gate_count, or the run's, if null",
     )
+    gate_set: str = setting(NAM.name, "of the file that is written and of the cost", choices=_GATE_SETS)
     rules: str | None = setting(None, "a file of rules; the package's or the run's if null")
     start: str = setting(
         "merge", "merge the rotations first, or begin from the circuit as given", choices=STARTS
@@ -183,6 +195,7 @@ class Job:
     cost: Cost
     rewriter: Rewriter
     keywords: dict[str, Any]  # of CircuitEnv, without the circuit
+    gate_set: GateSet  # of the file that is written
     policy: RunPolicy | None  # None: random rewrites
 
 
@@ -190,9 +203,9 @@ def optimise(options: OptimiseOptions) -> int:
     """Make a circuit smaller, by random rewrites or a run's policy: search, verify, write, and print a summary."""
     # 1. Check the options and read all files.
     job = _job(options)
-    print(f"{options.circuit}: {counts(job.original)}", flush=True)
+    print(f"{options.circuit}: {counts(job.original, job.gate_set)}", flush=True)
     if job.start is not job.original:
-        print(f"rotations merged: {counts(job.start)}", flush=True)
+        print(f"rotations merged: {counts(job.start, job.gate_set)}", flush=True)
     # 2. Search. A circuit that merging has emptied is the best there is.
     best = BestSoFar(job.start, job.start, float(job.cost(job.start)))
     if len(job.start):
@@ -230,13 +243,16 @@ def _job(options: OptimiseOptions) -> Job:
         raise ConfigError(f"circuit={options.circuit}: it has no gates, so there is nothing to make smaller")
     policy = None if options.run is None else policy_of_run(options.run, options.checkpoint, options.rules)
     keywords: dict[str, Any] = {} if policy is None else dict(policy.keywords)
-    keywords["cost"] = options.cost or keywords.get("cost", "gate_count")
+    gate_set = gate_set_named(options.gate_set)
+    keywords["cost"] = qualified(options.cost or keywords.get("cost", "gate_count"), gate_set)
     keywords["rules"] = options.rules or keywords.get("rules")
     cost = cost_named(keywords["cost"])
+    gate_set.of(original)  # raises ConfigError for a rotation that it cannot write
     start = started(original, options.start)
     if start == original or cost(start) > cost(original):  # merging moves rotations, which may add depth
         start = original
-    return Job(original, start, keywords["cost"], cost, rewriter_of(keywords["rules"]), keywords, policy)
+    rewriter = rewriter_of(keywords["rules"])
+    return Job(original, start, keywords["cost"], cost, rewriter, keywords, gate_set, policy)
 
 
 def _search(job: Job, options: OptimiseOptions, best: BestSoFar) -> int:
@@ -269,7 +285,7 @@ def _finish(job: Job, options: OptimiseOptions, best: BestSoFar) -> int:
     # 1. Nothing smaller: write the original, so that the output file exists in every case.
     before = float(job.cost(job.original))
     if best.cost >= before:
-        write(job.original, options.out)
+        write(job.original, options.out, job.gate_set)
         _write_rewrites(
             job, options, BestSoFar(job.original, job.original, before), "given", "it is the original"
         )
@@ -282,13 +298,15 @@ def _finish(job: Job, options: OptimiseOptions, best: BestSoFar) -> int:
     print("verifying; Ctrl-C leaves it out", flush=True)
     verified = _verified(job, best)
     try:
-        write(best.circuit, options.out)
+        write(best.circuit, options.out, job.gate_set)
     except StorageError:  # the disk may be full by now: print the circuit, so that it is not lost
-        print(as_qasm(best.circuit), end="")
+        print(as_qasm(best.circuit, job.gate_set), end="")
         raise
     start = "given" if job.start is job.original else "merge"
     _write_rewrites(job, options, best, start, verified)
-    print(f"{options.out}: {counts(best.circuit)}\n{job.cost_name} {before:g} -> {best.cost:g}\n{verified}")
+    print(
+        f"{options.out}: {counts(best.circuit, job.gate_set)}\n{job.cost_name} {before:g} -> {best.cost:g}\n{verified}"
+    )
     return 0
 
 
@@ -297,8 +315,9 @@ def _verified(job: Job, best: BestSoFar) -> str:
 
     (`BestSoFar.update` has repeated its rewrites already.)
     """
+    read_again = parse_qasm(as_qasm(best.circuit, job.gate_set)).circuit  # to compare the translation, too
     try:
-        verdict = equivalence.verify(job.original, best.circuit, whole_qubits=equivalence.MOST_WHOLE_QUBITS)
+        verdict = equivalence.verify(job.original, read_again, whole_qubits=equivalence.MOST_WHOLE_QUBITS)
     except (ConfigError, KeyboardInterrupt) as e:  # too many qubits for memory, or Ctrl-C
         why = str(e) or "interrupted"
         return f"equal by its rewrites, which were repeated, each by a verified rule; not compared as a whole: {why}"

@@ -27,7 +27,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from ddppo.config import stored
 from ddppo.config.settings import Config
 from ddppo.domains.circuits.quantum import Circuit
-from ddppo.domains.circuits.quantum.circuit import Cost, measures
+from ddppo.domains.circuits.quantum.costs import Cost, measures
 from ddppo.domains.circuits.quantum.qasm_reader import parse
 from ddppo.domains.circuits.quantum.rewriting import Rewriter, merged
 from ddppo.domains.circuits.task.board import growth_of, rewriter, rules_digest

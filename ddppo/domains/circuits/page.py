@@ -16,8 +16,10 @@ from ddppo.config.fields import setting
 from ddppo.domains.circuits.optimise import Rewrites, read_rewrites, repeated, started
 from ddppo.domains.circuits.quantum import Circuit, equivalence
 from ddppo.domains.circuits.quantum.benchmarks import noted
-from ddppo.domains.circuits.quantum.circuit import COSTS, Gate, counts, measures
+from ddppo.domains.circuits.quantum.circuit import Gate
+from ddppo.domains.circuits.quantum.costs import COSTS, cost, counts, measures
 from ddppo.domains.circuits.quantum.drawing import as_svg, as_text, label, wire_names
+from ddppo.domains.circuits.quantum.gate_sets import GATE_SETS, NAM, GateSet, gate_set
 from ddppo.domains.circuits.quantum.others import OPTIMISERS, installed, optimised
 from ddppo.domains.circuits.quantum.rewriting import Rewriter, differing_gates, merged
 from ddppo.domains.circuits.task.board import rewriter as rewriter_of
@@ -41,6 +43,7 @@ class CompareOptions:
     )
     html: str | None = setting(None, "file for a page with pictures and all rewrites, such as page.html")
     rules: str | None = setting(None, "the file of rules that rewrites were found by; the package's if null")
+    gate_set: str = setting(NAM.name, "in which gates are counted", choices=tuple(GATE_SETS))
     others: bool = setting(True, "run qiskit and pyzx beside them, where they are installed")
     seed: int = setting(0, "of the random states that stand for a unitary of many qubits", low=0)
 
@@ -75,8 +78,9 @@ def compare(options: CompareOptions) -> int:
     for each in results:
         each.verified, each.is_equal = _verdict(original, each.circuit, options.seed)
     # 3. The table and the page.
-    print(f"{options.circuit}: {counts(original)}\n")
-    print(_table(original, results))
+    chosen = gate_set(options.gate_set)
+    print(f"{options.circuit}: {counts(original, chosen)}\n")
+    print(_table(original, results, chosen))
     if options.html is not None:
         write_text(Path(options.html), page(options, original, names, results, rewriter))
         print(f"\n{options.html}: circuits before and after, cost over time, and each rewrite")
@@ -140,13 +144,14 @@ def _verdict(original: Circuit, circuit: Circuit, seed: int) -> tuple[str, bool]
     return str(verdict), verdict.is_equal
 
 
-def _rows(original: Circuit, results: Sequence[Result]) -> list[list[str]]:
+def _rows(original: Circuit, results: Sequence[Result], gate_set: GateSet) -> list[list[str]]:
     heading = ["", *COSTS, "seconds", "rewrites", "verified"]
-    rows = [["original", *(f"{cost(original):g}" for cost in COSTS.values()), "", "", ""]]
+    costs = [cost(name, gate_set) for name in COSTS]
+    rows = [["original", *(f"{each(original):g}" for each in costs), "", "", ""]]
     rows += [
         [
             each.name,
-            *(f"{cost(each.circuit):g}" for cost in COSTS.values()),
+            *(f"{of(each.circuit):g}" for of in costs),
             "" if each.seconds is None else f"{each.seconds:.3g}",
             "" if each.rewrites is None else f"{len(each.rewrites.rewrites):,}",
             each.verified,
@@ -156,8 +161,8 @@ def _rows(original: Circuit, results: Sequence[Result]) -> list[list[str]]:
     return [heading, *rows]
 
 
-def _table(original: Circuit, results: Sequence[Result]) -> str:
-    rows = _rows(original, results)
+def _table(original: Circuit, results: Sequence[Result], gate_set: GateSet) -> str:
+    rows = _rows(original, results, gate_set)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(
@@ -201,10 +206,11 @@ def page(
         "gates": gates.listed,
     }  # fmt: skip
     words = [options.circuit, *options.results, *([f"rules={options.rules}"] if options.rules else [])]
+    words += [f"gate_set={options.gate_set}"] if options.gate_set != NAM.name else []
     return TEMPLATES.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
         title=f"{options.circuit}: {len(original)} gates to {len(least.circuit)}",
         least=least.name,
-        rows=_rows(original, results),
+        rows=_rows(original, results, gate_set(options.gate_set)),
         pictures=pictures,
         charts=_charts(len(original), results),
         # Inside a script only "<" could end it; JSON has it in texts alone, where it may be an escape.

@@ -312,7 +312,7 @@ def bad_cost(circuit):
         ),
         ({"circuit": 7}, "circuit=7: give a benchmark's name"),
         ({"circuit": ["tof_3", "tof_3"]}, "circuit=tof_3,tof_3: tof_3 is there twice: name each once"),
-        ({"cost": "gates"}, "cost=gates.*neither one of gate_count"),
+        ({"cost": "gates"}, "cost=gates.*is no cost in nam: give one of gate_count"),
         ({"cost": f"{__name__}:bad_cost"}, "returned nan; a cost is a finite number"),
         ({"rules": "none.rules"}, "rules=none.rules: cannot be read"),
         ({"sizes": {"max_nodes": 44}}, "sizes.max_nodes=44: tof_3 has 45 gates: raise it to 53, or leave"),

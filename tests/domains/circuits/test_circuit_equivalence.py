@@ -6,7 +6,8 @@ import pytest
 
 from ddppo.domains.circuits.quantum import CX, RZ, Circuit, Gate, H, X, equivalence
 from ddppo.domains.circuits.quantum.benchmarks import BENCHMARKS, benchmark, tof_n
-from ddppo.domains.circuits.quantum.circuit import COSTS, TURN, cost
+from ddppo.domains.circuits.quantum.circuit import TURN
+from ddppo.domains.circuits.quantum.costs import COSTS, cost
 from ddppo.domains.circuits.quantum.equivalence import (
     applied,
     chance_to_miss,
@@ -232,7 +233,7 @@ def test_a_ladder_has_6_cx_for_each_of_its_toffolis():
 def test_costs_are_those_of_their_names():
     circuit = benchmark("tof_3")
     assert {name: function(circuit) for name, function in COSTS.items()} == {
-        "gate_count": 45, "cx_count": 18, "cx_weighted": 81, "depth": circuit.depth,
+        "gate_count": 45, "cx_count": 18, "cx_weighted": 81, "t_count": 21, "depth": circuit.depth, "cx_depth": 16,
     }  # fmt: skip
     assert cost("math:isqrt") is not None
     assert cost("tests.domains.circuits.test_circuit_equivalence:number_of_h")(circuit) == 6
@@ -249,7 +250,7 @@ def no_number(circuit):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("gate_cont", r"cost=gate_cont \(did you mean gate_count"),
+        ("gate_cont", r"cost=gate_cont: gate_cont \(did you mean gate_count"),
         ("no_such_package:cost", "cannot be imported: ModuleNotFoundError"),
         ("math:no_such", "cannot be imported: AttributeError"),
         ("math:pi", "has to be a function"),

@@ -262,7 +262,7 @@ def test_a_cost_that_does_not_follow_from_the_circuit_is_said():
 
 
 def test_what_cannot_be_written_in_the_end_is_printed(tmp_path, capsys, monkeypatch):
-    def gone(circuit, out):
+    def gone(circuit, out, gate_set):
         raise StorageError(f"{out} cannot be written: made up")
 
     job = commands._job(parse_options(["mod5_4", f"out={tmp_path / 'o'}", "steps=1"]))
@@ -317,7 +317,7 @@ def test_no_step_is_taken_after_the_time_is_over():
         ("optimise tof_3 out={folder}/x steps=0", "steps=0: must be at least 1"),
         ("optimise tof_3 out={folder}/x workers=0", "workers=0: must be at least 1"),
         ("optimise tof_3 out={folder}/x start=middle", "start=middle: must be one of merge, given"),
-        ("optimise tof_3 out={folder}/x cost=gates", r"cost=gates.* neither one of gate_count"),
+        ("optimise tof_3 out={folder}/x cost=gates", r"cost=gates.* is no cost in nam: give one of gate_count"),
         ("optimise tof_3 out={folder}/x cost=my_pkg:cost", "cost=my_pkg:cost: cannot be imported"),
         ("optimise tof_3 out={folder}/x checkpoint=best", "checkpoint=best has no effect without run="),
         ("optimise tof_3 out={folder}/x rules={folder}/none", "rules=.*none: cannot be read"),

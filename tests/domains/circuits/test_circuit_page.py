@@ -42,7 +42,7 @@ def test_the_table_has_a_line_for_each_circuit_with_its_costs(found, capsys):
     said = capsys.readouterr().out
     held = read_rewrites(best.with_suffix(".json"))
     lines = [line.split() for line in said.splitlines() if line]
-    assert lines[1][:4] == ["gate_count", "cx_count", "cx_weighted", "depth"]
+    assert lines[1][:6] == ["gate_count", "cx_count", "cx_weighted", "t_count", "depth", "cx_depth"]
     assert lines[2][:3] == ["original", "58", "24"]
     of_run = next(line for line in said.splitlines() if f"{found.name}, barenco_tof_3" in line)
     assert f" {len(held.smaller)} " in of_run

@@ -1,14 +1,12 @@
 """Quantum circuits of the gates h, x, cx and rz.
 
-In this order: angles in fixed point, `Circuit` with its DAG and its canonical order, and the costs that rewriting
-lowers.
+In this order: angles in fixed point, and `Circuit` with its DAG and its canonical order.
 """
 
 import hashlib
-import importlib
 import math
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation, Overflow, localcontext
 from fractions import Fraction
@@ -18,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ddppo.errors import ConfigError, in_one_line, near
+from ddppo.errors import ConfigError
 
 # -- Angles of rotations in fixed point ------------------------------------------------------------------------------
 # An angle is an integer modulo TURN = 2^48, which is one turn of 2 pi; a unit is 2.2e-14 radians. Sums are exact and
@@ -284,80 +282,3 @@ def _checked(circuit: Circuit) -> dict[str, NDArray[Any]]:
         "wires": wires.astype(np.int16),
         "angles": angles.astype(np.int64),
     }
-
-
-# -- Costs of a circuit, by name or by a user's import path ----------------------------------------------------------
-
-
-Cost = Callable[[Circuit], float]
-
-
-def gate_count(circuit: Circuit) -> float:
-    """The number of gates."""
-    return len(circuit)
-
-
-def cx_count(circuit: Circuit) -> float:
-    """The number of gates on two qubits, which have the largest error rates on hardware."""
-    return int(np.count_nonzero(circuit.kinds == CX))
-
-
-def cx_weighted(circuit: Circuit) -> float:
-    """2 cx_count + gate_count."""
-    return 2 * cx_count(circuit) + len(circuit)
-
-
-def depth(circuit: Circuit) -> float:
-    """The number of gates on the longest path."""
-    return circuit.depth
-
-
-def counts(circuit: Circuit) -> str:
-    """Return in words the numbers of gates by kind, of qubits, and the depth."""
-    kinds = circuit.kinds.tolist()
-    parts = ", ".join(f"{kinds.count(k)} {kind}" for k, kind in enumerate(KINDS))
-    return f"{len(circuit)} gates ({parts}) on {circuit.num_qubits} qubits, depth {circuit.depth}"
-
-
-def measures(circuit: Circuit) -> dict[str, float]:
-    """Return the numbers that are shown for every circuit, under any cost: gates, cx and depth."""
-    return {"gates": len(circuit), "cx": cx_count(circuit), "depth": circuit.depth}
-
-
-COSTS: dict[str, Cost] = {f.__name__: f for f in (gate_count, cx_count, cx_weighted, depth)}
-
-
-def cost(name: str) -> Cost:
-    """Return the cost of this name, or a user's function by its import path, my_pkg.costs:cost.
-
-    A user's function takes a Circuit; each call checks that it returns a finite number. Raises ConfigError.
-    """
-    if name in COSTS:
-        return COSTS[name]
-    # A user's function by its import path.
-    module, colon, attribute = name.partition(":")
-    if not (module and colon and attribute):
-        known = ", ".join(COSTS)
-        raise ConfigError(
-            f"cost={name}{near(name, list(COSTS))}: neither one of {known} nor an import path like my_pkg:cost"
-        )
-    try:
-        function = getattr(importlib.import_module(module), attribute)
-    except (Exception, SystemExit) as e:  # a user's module may raise anything
-        raise ConfigError(f"cost={name}: cannot be imported: {in_one_line(e)}") from e
-    if not callable(function):
-        raise ConfigError(f"cost={name}: has to be a function of a ddppo.domains.circuits.quantum.Circuit")
-    return _checked_cost(function, name)
-
-
-def _checked_cost(function: Cost, name: str) -> Cost:
-    def checked(circuit: Circuit) -> float:
-        try:
-            found = float(function(circuit))
-        except Exception as e:  # a user's function may raise anything
-            raise ConfigError(f"cost={name}: raised {in_one_line(e)}") from e
-        if not math.isfinite(found):
-            raise ConfigError(f"cost={name}: returned {found}; a cost is a finite number")
-        return found
-
-    return checked

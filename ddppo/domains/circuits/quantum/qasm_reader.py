@@ -4,7 +4,8 @@ import functools
 from pathlib import Path
 from typing import NamedTuple
 
-from ddppo.domains.circuits.quantum.circuit import KINDS, MOST_QUBITS, RZ, Circuit, Gate, NoAngle, written
+from ddppo.domains.circuits.quantum.circuit import MOST_QUBITS, Circuit, Gate, NoAngle, written
+from ddppo.domains.circuits.quantum.gate_sets import NAM, GateSet
 from ddppo.domains.circuits.quantum.qasm_gates import (
     TEXT,
     AnyGate,
@@ -220,20 +221,18 @@ class _Reader:
         self._dropped.setdefault(what, []).append(line)
 
 
-# -- Writing. The same circuit is read back, angles exact to the unit. -----------------------------------------------
+# -- Writing. In nam, the same circuit is read back, angles exact to the unit. -----------------------------------------
 
 
-def as_qasm(circuit: Circuit) -> str:
+def as_qasm(circuit: Circuit, gate_set: GateSet = NAM) -> str:
     """Return the circuit as OpenQASM 2: one register q, one gate a line."""
-    lines = ["OPENQASM 2.0;", 'include "qelib1.inc";', f"qreg q[{circuit.num_qubits}];", *map(_line, circuit)]
+    lines = ["OPENQASM 2.0;", 'include "qelib1.inc";', f"qreg q[{circuit.num_qubits}];"]
+    for gate in gate_set.of(circuit):
+        angle = f"({written(gate.angle)})" if gate.name == "rz" else ""
+        lines.append(f"{gate.name}{angle} {','.join(f'q[{wire}]' for wire in gate.wires)};")
     return "\n".join(lines) + "\n"
 
 
-def write(circuit: Circuit, path: str | Path) -> None:
+def write(circuit: Circuit, path: str | Path, gate_set: GateSet = NAM) -> None:
     """Write the circuit to a file. Raises StorageError."""
-    write_text(Path(path), as_qasm(circuit))
-
-
-def _line(gate: Gate) -> str:
-    angle = f"({written(gate.angle)})" if gate.kind == RZ else ""
-    return f"{KINDS[gate.kind]}{angle} {','.join(f'q[{wire}]' for wire in gate.wires)};"
+    write_text(Path(path), as_qasm(circuit, gate_set))

@@ -18,7 +18,7 @@ import numpy as np
 from ddppo.domains.circuits import PLUGIN
 from ddppo.domains.circuits.quantum import Circuit
 from ddppo.domains.circuits.quantum.benchmarks import program
-from ddppo.domains.circuits.quantum.circuit import Cost
+from ddppo.domains.circuits.quantum.costs import Cost
 from ddppo.domains.circuits.quantum.rewriting import Rewriter
 from ddppo.domains.circuits.quantum.rules import packaged, read
 from ddppo.domains.circuits.task.settings import (

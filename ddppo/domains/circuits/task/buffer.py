@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ddppo.domains.circuits.quantum import Circuit
-from ddppo.domains.circuits.quantum.circuit import cx_count
+from ddppo.domains.circuits.quantum.costs import cx_count
 from ddppo.domains.circuits.task.board import Start
 from ddppo.domains.circuits.task.lineage import ORIGINAL, Found, Lineage, SharedCircuit
 from ddppo.domains.circuits.task.settings import (

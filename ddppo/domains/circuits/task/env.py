@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium.spaces import Discrete
 
 from ddppo.domains.circuits.quantum import Circuit
-from ddppo.domains.circuits.quantum.circuit import cost as cost_named
+from ddppo.domains.circuits.quantum.costs import cost as cost_named
 from ddppo.domains.circuits.quantum.drawing import as_pixels, as_text
 from ddppo.domains.circuits.task import settings
 from ddppo.domains.circuits.task.board import (

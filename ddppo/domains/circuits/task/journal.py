@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ddppo.config.settings import EnvConfig
-from ddppo.domains.circuits.quantum.circuit import measures
+from ddppo.domains.circuits.quantum.costs import measures
 from ddppo.domains.circuits.quantum.drawing import as_pixels
 from ddppo.domains.circuits.quantum.equivalence import verify
 from ddppo.domains.circuits.quantum.qasm_reader import as_qasm, parse
