@@ -1,13 +1,15 @@
-"""The gates of OpenQASM 2: those of qelib1.inc, and those that a text defines, expanded into h, x, cx and rz."""
+"""The gates of OpenQASM and their expansion into h, x, cx and rz.
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+Gates that a text defines are read in qasm_definitions.py, modifiers such as ctrl in qasm_modifiers.py.
+"""
+
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import NamedTuple
 
 from ddppo.domains.circuits.quantum.circuit import CX, PI, RZ, TURN, Gate, H, X, of_radians
-from ddppo.domains.circuits.quantum.qasm_tokens import Expression, Tokens, expression, value
-from ddppo.errors import near
+from ddppo.domains.circuits.quantum.qasm_tokens import Expression, value
 
 # -- The gates of `include "qelib1.inc";`, and a few that other programs add, in h, x, cx and rz up to a phase -------
 # Source of each: Cross, Bishop, Smolin, Gambetta, "Open Quantum Assembly Language", arXiv:1707.03429.
@@ -48,6 +50,7 @@ BUILT_IN = {
     "U": Primitive("U", 3, 1, u),
     "CX": Primitive("CX", 0, 2, lambda _, wires: [Gate(CX, wires)]),
 }
+GPHASE = Primitive("gphase", 1, 0, lambda _, wires: [])  # built in OpenQASM 3
 NAM = {
     "h": Primitive("h", 0, 1, lambda _, wires: [Gate(H, wires)]),
     "x": Primitive("x", 0, 1, lambda _, wires: [Gate(X, wires)]),
@@ -100,11 +103,11 @@ gate rzx(theta) a,b { h b; rzz(theta) a,b; h b; }
 """
 
 
-# -- The gates that an OpenQASM 2 file may call: built in, from qelib1.inc, or defined in the file -------------------
+# -- The gates that a file may call: built in, from qelib1.inc, or defined in the file -------------------
 
 
 MOST_CALLS = 1_000_000  # gates after expansion of definitions
-_DEEPEST = 100  # levels of definitions inside definitions
+DEEPEST = 100  # levels of definitions inside definitions
 
 
 @dataclass(frozen=True)
@@ -116,13 +119,41 @@ class Definition:
     num_wires: int
     body: "tuple[Call, ...]"
     depth: int  # 1 + the largest depth of a gate in the body
+    is_own: bool  # defined by the file, not by the library
 
     @property
     def num_parameters(self) -> int:
         return len(self.parameters)
 
 
-AnyGate = Definition | Primitive
+@dataclass(frozen=True)
+class Modified:
+    """A gate of OpenQASM 3 that is inverted, repeated, or controlled by zeros (qasm_modifiers.py)."""
+
+    name: str
+    gate: "AnyGate"
+    power: int  # how often it is applied; of its inverse, if negative
+    negated: tuple[int, ...]  # indices of the controls that have to be 0
+
+    @property
+    def num_parameters(self) -> int:
+        return self.gate.num_parameters
+
+    @property
+    def num_wires(self) -> int:
+        return self.gate.num_wires
+
+    @property
+    def depth(self) -> int:
+        return 1 + depth_of(self.gate)
+
+
+AnyGate = Definition | Primitive | Modified
+
+
+def depth_of(gate: AnyGate) -> int:
+    """Return how deep definitions nest in the gate."""
+    return 0 if isinstance(gate, Primitive) else gate.depth
 
 
 @dataclass(frozen=True)
@@ -151,17 +182,15 @@ class Expander:
 
         A rotation by 0 in the file itself is kept; one that comes from a definition is left out.
         """
-        # Nested definitions can describe an astronomical number of gates in a few lines: count them.
-        self._num_calls += 1
-        if self._num_calls > MOST_CALLS:
-            raise TooManyCalls(
-                f"the circuit has more than {MOST_CALLS:,} gates, definitions expanded: split it"
-            )
+        self._count(1)
         # A gate that the circuit has, or a fixed sequence of such gates.
         if isinstance(gate, Primitive):
             yield from (
                 g for g in gate.gates_of(values, wires) if g.kind != RZ or g.angle or not is_inner
             )  # fmt: skip
+            return
+        if isinstance(gate, Modified):
+            yield from self._modified(gate, values, wires)
             return
         # A definition: evaluate the arguments of each call with its parameters, and expand the call.
         given = dict(zip(gate.parameters, values, strict=True))
@@ -169,117 +198,23 @@ class Expander:
             inner = tuple(value(argument, given) for argument in call.arguments)
             yield from self.gates(call.gate, inner, tuple(wires[w] for w in call.wires), is_inner=True)
 
+    def _modified(
+        self, gate: Modified, values: tuple[Decimal, ...], wires: tuple[int, ...]
+    ) -> Iterator[Gate]:
+        once = list(self.gates(gate.gate, values, wires, is_inner=True))
+        if gate.power < 0:  # h, x and cx are their own inverses
+            once = [each._replace(angle=-each.angle % TURN) for each in reversed(once)]
+        flips = [Gate(X, (wires[k],)) for k in gate.negated] if gate.power else []
+        yield from flips
+        for _ in range(abs(gate.power)):
+            self._count(max(1, len(once)))
+            yield from once
+        yield from flips
 
-class Gates:
-    """The gates that are defined so far, by name, and the reader of definitions."""
-
-    def __init__(self, tokens: Tokens, included: dict[str, AnyGate]) -> None:
-        self._tokens = tokens
-        self._included = included
-        self._known: dict[str, AnyGate] = dict(BUILT_IN)
-        self._own: dict[str, int] = {}  # line of each gate that this file defines
-
-    def include(self) -> None:
-        """Add the gates of qelib1.inc, except those that the file has defined itself."""
-        self._known |= {name: gate for name, gate in self._included.items() if name not in self._own}
-
-    def called(
-        self, word: str, line: int, parameters: Sequence[str]
-    ) -> tuple[AnyGate, tuple[Expression, ...]]:
-        """Read the arguments of the gate `word`; return the gate and its arguments."""
-        tokens = self._tokens
-        gate = self._known.get(word)
-        if gate is None:
-            tokens.fail(self._unknown(word), line)
-        arguments: list[Expression] = []
-        if tokens.take("(") and not tokens.take(")"):
-            arguments.append(expression(tokens, parameters))
-            while tokens.take(","):
-                arguments.append(expression(tokens, parameters))
-            tokens.expect(")", f"after the angles of {word}")
-        if len(arguments) != gate.num_parameters:
-            tokens.fail(f"{word} takes {_count(gate.num_parameters, 'angle')}, not {len(arguments)}", line)
-        return gate, tuple(arguments)
-
-    def define(self, line: int) -> None:
-        """Read `name(parameters) wires { body }` and add the gate."""
-        # 1. The name: a gate may be defined once.
-        tokens = self._tokens
-        name = tokens.word("a gate's name")
-        if name in self._own or name in BUILT_IN:
-            where = f" in line {self._own[name]}" if name in self._own else ""
-            tokens.fail(f"gate {name} is defined already{where}: give it another name", line)
-        # 2. Parameters and wires.
-        parameters: list[str] = []
-        if tokens.take("(") and not tokens.take(")"):
-            parameters = _words(tokens, "a parameter's name")
-            tokens.expect(")", f"after the parameters of {name}")
-        wires = _words(tokens, "the name of a wire")
-        for names in (parameters, wires):
-            if len(set(names)) < len(names):
-                tokens.fail(f"gate {name}: a name stands twice in {', '.join(names)}", line)
-        # 3. The body.
-        tokens.expect("{", f"before the body of {name}")
-        body: list[Call] = []
-        while not tokens.take("}"):
-            body += self._call(name, parameters, wires)
-        depth = 1 + max((call.gate.depth for call in body if isinstance(call.gate, Definition)), default=0)
-        # Expansion is recursive: a deeper definition would exceed Python's stack.
-        if depth > _DEEPEST:
-            tokens.fail(f"gate {name}: definitions nest more than {_DEEPEST} deep; flatten them", line)
-        self._known[name] = Definition(name, tuple(parameters), len(wires), tuple(body), depth)
-        self._own[name] = line
-
-    def _call(self, name: str, parameters: Sequence[str], wires: Sequence[str]) -> list[Call]:
-        """Read one statement in the body of the gate `name`. A barrier yields no call."""
-        tokens = self._tokens
-        line, word = tokens.line, tokens.word(f"a gate, or }} at the end of gate {name}")
-        calls: list[Call] = []
-        if word == "barrier":
-            _words(tokens, "a wire")
-        else:
-            gate, arguments = self.called(word, line, parameters)
-            operands = _words(tokens, "a wire")
-            for operand in operands:
-                if operand not in wires:
-                    tokens.fail(f"{operand} is no wire of gate {name}, which has {', '.join(wires)}", line)
-            check_wires(tokens, gate, operands, line)
-            calls.append(Call(gate, arguments, tuple(wires.index(operand) for operand in operands)))
-        tokens.expect(";", "at the end of the statement")
-        return calls
-
-    def _unknown(self, word: str) -> str:
-        if word in self._included:
-            return f'{word} is no gate yet: add include "qelib1.inc"; above'
-        alike = near(word, list(self._known))
-        return f"there is no gate {word}{alike}: define it above by gate {word} ... {{ ... }}"
-
-
-def known_after_reading(text: str) -> dict[str, AnyGate]:
-    """Return the gates of a text that consists of definitions in h, x, cx and rz, by name."""
-    tokens = Tokens(text, "qelib1.inc")
-    gates = Gates(tokens, dict(NAM))
-    gates.include()
-    while tokens.take("gate"):
-        gates.define(tokens.line)
-    assert tokens.now.kind == "end", tokens.now
-    return gates._known
-
-
-def check_wires(tokens: Tokens, gate: AnyGate, names: Collection[str], line: int) -> None:
-    """Raise ConfigError unless the names are different, and as many as the gate has wires."""
-    if len(names) != gate.num_wires:
-        tokens.fail(f"{gate.name} acts on {_count(gate.num_wires, 'qubit')}, not {len(names)}", line)
-    if len(set(names)) < len(names):
-        tokens.fail(f"{gate.name} is applied to one qubit twice ({', '.join(names)})", line)
-
-
-def _words(tokens: Tokens, what: str) -> list[str]:
-    words = [tokens.word(what)]
-    while tokens.take(","):
-        words.append(tokens.word(what))
-    return words
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"
+    def _count(self, number: int) -> None:
+        # Nested definitions can describe an astronomical number of gates in a few lines.
+        self._num_calls += number
+        if self._num_calls > MOST_CALLS:
+            raise TooManyCalls(
+                f"the circuit has more than {MOST_CALLS:,} gates, definitions expanded: split it"
+            )

@@ -1,4 +1,4 @@
-"""The tokens of an OpenQASM 2 text, and the values of its expressions."""
+"""The tokens of a text in OpenQASM 2 or 3, and the values of its expressions."""
 
 import math
 import re
@@ -12,14 +12,25 @@ from ddppo.errors import ConfigError, near
 # -- Tokens, each with its line --------------------------------------------------------------------------------------
 
 
-_PATTERN = re.compile(
-    r"""(?P<space>\s+|//[^\n]*)
-      | (?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)
-      | (?P<word>[A-Za-z_]\w*)
-      | (?P<string>"[^"\n]*")
-      | (?P<symbol>->|==|[;,()\[\]{}+\-*/^])""",
-    re.VERBOSE | re.ASCII,
-)
+_PATTERNS = {
+    2: re.compile(
+        r"""(?P<space>\s+|//[^\n]*)
+          | (?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)
+          | (?P<word>[A-Za-z_]\w*)
+          | (?P<string>"[^"\n]*")
+          | (?P<symbol>->|==|[;,()\[\]{}+\-*/^])""",
+        re.VERBOSE | re.ASCII,
+    ),
+    3: re.compile(  # also /* comments */, letters as in π, digits as in 1_000, and symbols of other statements
+        r"""(?P<space>\s+|//[^\n]*|/\*(?s:.*?)\*/)
+          | (?P<number>(?:[0-9](?:_?[0-9])*\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)
+          | (?P<word>[^\W\d]\w*)
+          | (?P<string>"[^"\n]*")
+          | (?P<symbol>->|==|\*\*|(?!/\*)[;,()\[\]{}+\-*/^@=:<>!&|%~.])""",
+        re.VERBOSE,
+    ),
+}
+_IS_3 = re.compile(r"(?:\s|//[^\n]*\n|/\*.*?\*/)*OPENQASM\s+3", re.DOTALL)
 _LONGEST_SHOWN = 30
 _END = "the end of the file"
 
@@ -33,10 +44,20 @@ class Token(NamedTuple):
 
 
 class Tokens:
-    """The tokens of a text, read one after another. `fail` raises a ConfigError with file and line."""
+    """The tokens of a text, read one after another. `fail` raises a ConfigError with file and line.
+
+    `version` is 3 if the text begins with OPENQASM 3, else 2. `constants` are the names that expressions may use
+    everywhere.
+    """
 
     def __init__(self, text: str, name: str) -> None:
         self.name = name
+        self.version = 3 if _IS_3.match(text) else 2
+        self.constants: dict[str, Decimal] = {"pi": DECIMAL_PI}
+        if self.version == 3:
+            euler = Decimal(1).exp()
+            self.constants |= {"π": DECIMAL_PI, "euler": euler, "ℇ": euler}
+            self.constants |= dict.fromkeys(("tau", "τ"), 2 * DECIMAL_PI)
         self._tokens = self._split(text)
         self._at = 0
 
@@ -74,6 +95,10 @@ class Tokens:
 
     def whole(self, what: str) -> int:
         """Consume and return a whole number. `what` describes it in the error message."""
+        known = self.constants.get(self.now.text) if self.now.kind == "word" else None
+        if known is not None and known == int(known) and 0 <= known < 10**9:
+            self.next()
+            return int(known)
         if self.now.kind != "number" or not self.now.text.isdigit() or len(self.now.text) > 9:
             self.fail(f"expected {what}, a whole number below 10^9, found {self.found()}")
         return int(self.next().text)
@@ -90,18 +115,20 @@ class Tokens:
         tokens: list[Token] = []
         line, at = 1, 0
         while at < len(text):
-            match = _PATTERN.match(text, at)
+            match = _PATTERNS[self.version].match(text, at)
             if match is None:
                 shown = text[at] if text[at].isprintable() else repr(text[at])
-                why = (
-                    "a text in quotes that does not end on its line"
-                    if shown == '"'
-                    else "no part of OpenQASM 2"
-                )
-                raise ConfigError(f"{self.name}, line {line}: {shown} is {why}; comments begin with //")
+                why = {
+                    '"': "a text in quotes that does not end on its line; comments begin with //",
+                    "/": "the beginning of a comment that does not end: add */",
+                    "$": "a physical qubit, and these are not read: declare qubit[n] q; and write q[0]",
+                    "#": "the beginning of a pragma, and these are not read: remove the line",
+                }.get(shown, f"no part of OpenQASM {self.version}; comments begin with //")
+                raise ConfigError(f"{self.name}, line {line}: {shown} is {why}")
             kind = match.lastgroup or ""
             if kind != "space":
-                tokens.append(Token(kind, match.group(), line))
+                found = match.group().replace("_", "") if kind == "number" else match.group()
+                tokens.append(Token(kind, found, line))
             line += match.group().count("\n")
             at = match.end()
         # A last token, so that a reader never runs past the end.
@@ -109,7 +136,7 @@ class Tokens:
         return tokens
 
 
-# -- Expressions of angles: + - * / ^, pi, sin cos tan exp ln sqrt, and the parameters of a gate ---------------------
+# -- Expressions of angles: + - * / and powers, constants, functions, and the parameters of a gate ---------------------
 # A recursive-descent parser, one function for each level of precedence. Values have 60 decimal digits, so that the only
 # error of pi/3 is its rounding to a unit; sin, cos and tan are computed as floats.
 
@@ -122,14 +149,26 @@ def _by_float(function: Callable[[float], float]) -> Callable[[Decimal], Decimal
     return lambda x: Decimal(function(float(x)))
 
 
-_FUNCTIONS: dict[str, Callable[[Decimal], Decimal]] = {
+_COMMON: dict[str, Callable[[Decimal], Decimal]] = {
     "sin": _by_float(math.sin),
     "cos": _by_float(math.cos),
     "tan": _by_float(math.tan),
     "exp": Decimal.exp,
-    "ln": Decimal.ln,
     "sqrt": Decimal.sqrt,
 }
+_FUNCTIONS = {  # by version of OpenQASM
+    2: {**_COMMON, "ln": Decimal.ln},
+    3: {
+        **_COMMON,
+        "log": Decimal.ln,
+        "arcsin": _by_float(math.asin),
+        "arccos": _by_float(math.acos),
+        "arctan": _by_float(math.atan),
+        "floor": _by_float(math.floor),
+        "ceiling": _by_float(math.ceil),
+    },
+}
+_POWERS = {2: "^", 3: "**"}
 
 
 def value(expression: Expression, parameters: Mapping[str, Decimal]) -> Decimal:
@@ -174,13 +213,15 @@ def _signed(tokens: Tokens, names: Collection[str], depth: int) -> Expression:
     if tokens.take("+"):
         return _signed(tokens, names, depth + 1)
     base = _atom(tokens, names, depth + 1)
-    if tokens.take("^"):
+    if tokens.take(_POWERS[tokens.version]):
         return _joined("^", base, _signed(tokens, names, depth + 1))
+    if tokens.version == 3 and tokens.now.text == "^":
+        tokens.fail("^ joins bits in OpenQASM 3: write ** for a power")
     return base
 
 
 def _atom(tokens: Tokens, names: Collection[str], depth: int) -> Expression:
-    # A number, an expression in brackets, a parameter, pi, or a function with its argument.
+    # A number, an expression in brackets, a parameter, a constant, or a function with its argument.
     if tokens.now.kind == "number":
         text = tokens.next().text
         return lambda _: Decimal(text)
@@ -192,15 +233,17 @@ def _atom(tokens: Tokens, names: Collection[str], depth: int) -> Expression:
     word = tokens.word("a number, pi, a function or (")
     if word in names:  # before pi, because a parameter may be called pi
         return lambda given: given[word]
-    if word == "pi":
-        return lambda _: DECIMAL_PI
-    if word not in _FUNCTIONS:
-        known = ["pi", *names, *_FUNCTIONS]
+    if word in tokens.constants:
+        constant = tokens.constants[word]
+        return lambda _: constant
+    functions = _FUNCTIONS[tokens.version]
+    if word not in functions:
+        known = [*tokens.constants, *names, *functions]
         tokens.fail(f"{word} is no number{near(word, known)}: an angle is made of {', '.join(known)}", line)
     tokens.expect("(", f"after {word}")
     argument = _sum(tokens, names, depth)
     tokens.expect(")", f"after the argument of {word}")
-    function = _FUNCTIONS[word]
+    function = functions[word]
     return lambda given: function(argument(given))
 
 
