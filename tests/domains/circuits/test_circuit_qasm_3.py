@@ -265,5 +265,5 @@ def test_a_bad_statement_is_refused_with_file_line_and_remedy(text):
 def test_without_the_library_only_u_and_gphase_are_there():
     circuit = parse("OPENQASM 3; qubit[2] q; U(π/2,0,π) q[0]; ctrl @ gphase(π) q[1];").circuit
     assert circuit.gates() == [Gate(H, (0,)), Gate(RZ, (1,), TURN // 2)]
-    with pytest.raises(ConfigError, match='h is no gate yet: add include "stdgates[.]inc"'):
+    with pytest.raises(ConfigError, match=r'h is no gate yet: add include "stdgates[.]inc"'):
         parse("OPENQASM 3; qubit q; h q;")

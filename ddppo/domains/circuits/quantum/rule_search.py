@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ddppo.config.fields import setting
 from ddppo.domains.circuits.quantum.circuit import CX, RZ, TURN, H, X
+from ddppo.domains.circuits.quantum.ecc import read_ecc
 from ddppo.domains.circuits.quantum.rewriting import Rewriter
 from ddppo.domains.circuits.quantum.rules import (
     PARAMETERS,
@@ -339,7 +340,10 @@ class RulesOptions:
     spaces: str | None = setting(
         "3:5:h+x+cx+rz,3:6:cx+p", "what is searched, QUBITS:GATES:KINDS and so on; null is nothing"
     )
-    own: str | None = setting(None, "a text file of rules of your own, one a line, verified and added")
+    own: str | None = setting(
+        None,
+        "a text file of rules of your own, one a line, or an ECC file of Quartz (.json), verified and added",
+    )
     growth: int = setting(2, "how many gates more than its source a target may have", low=0)
     steps: int = setting(3, "a rule is left out if so many smaller rules make up for it", low=1)
     seed: int = setting(0, "of the random numbers of fingerprints", low=0)
@@ -352,7 +356,10 @@ def search_rules(options: RulesOptions) -> int:
         raise ConfigError("spaces=null leaves no rules: search a space, or name a file of rules, own=my.txt")
     if not Path(options.out).absolute().parent.is_dir():
         raise ConfigError(f"out={options.out}: there is no such folder: make it, or name another")
-    own = read_own(Path(options.own)) if options.own else []
+    own: Sequence[Rule] = []
+    if options.own:
+        path = Path(options.own)
+        own = read_ecc(path, "own").rules if path.suffix == ".json" else read_own(path)
     # 1. Pairs of circuits with the same fingerprint, of all spaces.
     began = time.monotonic()
     found: set[Rule] = set()

@@ -88,9 +88,14 @@ def parse(text: str) -> Rule:
     sides = text.split("->")
     if len(sides) != 2:
         raise ValueError("a rule is `source -> target`")
-    rule = Rule(*(tuple(_gate(word) for word in side.split(";") if word.strip()) for side in sides))
+    rule = Rule(*map(parsed_gates, sides))
     check(rule)
     return rule
+
+
+def parsed_gates(text: str) -> Gates:
+    """Return the gates of one side of a rule. Raises ValueError."""
+    return tuple(_gate(word) for word in text.split(";") if word.strip())
 
 
 def check(rule: Rule) -> None:

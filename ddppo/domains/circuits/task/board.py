@@ -19,8 +19,9 @@ from ddppo.domains.circuits import PLUGIN
 from ddppo.domains.circuits.quantum import Circuit
 from ddppo.domains.circuits.quantum.benchmarks import program
 from ddppo.domains.circuits.quantum.costs import Cost
+from ddppo.domains.circuits.quantum.ecc import read
 from ddppo.domains.circuits.quantum.rewriting import Rewriter
-from ddppo.domains.circuits.quantum.rules import packaged, read
+from ddppo.domains.circuits.quantum.rules import packaged
 from ddppo.domains.circuits.task.settings import (
     GATE_BYTES,
     EpisodeSettings,
