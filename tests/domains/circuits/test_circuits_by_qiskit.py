@@ -8,10 +8,12 @@ import pytest
 from ddppo.domains.circuits.quantum import CX, RZ, H
 from ddppo.domains.circuits.quantum.benchmarks import BENCHMARKS, benchmark
 from ddppo.domains.circuits.quantum.circuit import TURN, radians
+from ddppo.domains.circuits.quantum.gate_sets import GATE_SETS
 from ddppo.domains.circuits.quantum.qasm_gates import TEXT
 from ddppo.domains.circuits.quantum.qasm_reader import as_qasm, parse
 from ddppo.domains.circuits.quantum.rules import packaged
 from ddppo.domains.circuits.quantum.rules import parse as rule_of
+from tests.domains.circuits.circuit_oracle import EIGHTHS, random_circuit
 
 qiskit = pytest.importorskip("qiskit", reason="needs the extra circuits: pip install '.[circuits]'")
 library = pytest.importorskip(
@@ -87,3 +89,23 @@ def test_a_file_that_is_written_is_read_by_qiskit_as_the_circuit_that_it_is(name
     theirs = qiskit.QuantumCircuit.from_qasm_str(as_qasm(circuit))
     assert theirs.size() == len(circuit)
     assert information.Operator(theirs).equiv(of_gates(circuit.num_qubits, circuit.gates()))
+
+
+def test_random_circuits_that_qiskit_exports_in_openqasm_3_are_read_as_what_they_are():
+    at_random = pytest.importorskip("qiskit.circuit.random").random_circuit
+    export = pytest.importorskip("qiskit.qasm3").dumps
+    for seed in range(30):
+        theirs = at_random(4, 6, max_operands=3, seed=seed)
+        ours = parse(export(theirs)).circuit
+        assert of_gates(4, ours.gates()).equiv(information.Operator(theirs)), seed
+
+
+@pytest.mark.parametrize("name", GATE_SETS)
+def test_what_is_written_in_a_gate_set_is_read_by_qiskit_as_the_circuit_that_it_is(name):
+    rng = random.Random(0)
+    for _ in range(15):
+        circuit = random_circuit(rng, 3, 25, EIGHTHS)
+        theirs = qiskit.QuantumCircuit.from_qasm_str(as_qasm(circuit, GATE_SETS[name]))
+        assert set(theirs.count_ops()) <= set(GATE_SETS[name].gates)
+        assert theirs.size() == len(GATE_SETS[name].of(circuit))
+        assert information.Operator(theirs).equiv(of_gates(3, circuit.gates()))
