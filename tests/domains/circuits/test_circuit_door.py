@@ -50,7 +50,7 @@ def test_circuits_that_differ_give_exit_code_1(capsys):
 
 
 def test_a_merged_circuit_too_large_to_verify_is_written_and_said_so(tmp_path, capsys, monkeypatch):
-    def full(*_):
+    def full(*_, **__):
         raise ConfigError("the circuits differ on 60 qubits")
 
     monkeypatch.setattr("ddppo.domains.circuits.quantum.equivalence.verify", full)
