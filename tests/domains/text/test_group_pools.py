@@ -264,6 +264,33 @@ def test_groups_are_the_same_with_and_without_an_event_loop_and_by_steps_of_one_
             groups.step_group(group, [END])
 
 
+def test_a_group_that_is_cancelled_in_a_step_leaves_its_sessions_for_the_next_one(url):
+    async def main():
+        async with AsyncGroupPool([url], 2, answer_s=PATIENCE_S) as groups:
+            playing = asyncio.ensure_future(groups.run_group("walk", lambda dialogues: ["slow"] * 2))
+            while all(session.is_idle for session in groups._pool._sessions):
+                await asyncio.sleep(0.001)
+            playing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await playing
+            # The answers that are still under way are not taken for those of this group.
+            return await groups.run_group("run", Script(["0.5", END], [END]))
+
+    group = asyncio.run(main())
+    assert [m.rewards for m in group.members] == [[0.5, 1.0], [1.0]]
+    assert all(m.prompt.startswith("run ") for m in group.members)
+
+
+def test_ctrl_c_in_a_policy_leaves_the_sessions_for_the_next_group(url):
+    def stopped(dialogues):
+        raise KeyboardInterrupt
+
+    with pool(url, 2) as groups:
+        with pytest.raises(KeyboardInterrupt):
+            groups.run_group("walk", stopped)
+        assert groups.run_group("walk", Script([END], [END])).returns == [1.0, 1.0]
+
+
 # -- Groups at once.
 
 
