@@ -22,6 +22,9 @@ class DeviceTask(ABC):
 
     has_final_obs = True
     has_own_streams = True
+    # Whether kernels of a step may be recorded: `begin`, `advance`, `observe` and `metrics` are functions of their
+    # tensors alone, and of tensors of the task that stay the same (TensorVecEnv).
+    is_recordable: ClassVar[bool] = False
     num_uniforms: ClassVar[int]  # random numbers that a first state is made of
 
     def __init__(
@@ -71,8 +74,7 @@ class DeviceTask(ABC):
         self._keys.copy_(bits(seeds.to(self.device), "episode"))
         self._places.zero_()
         self._steps.zero_()
-        self._state = self._first_states()
-        return self.observe(self._state)
+        return self.observe(self._kept(self._first_states()))
 
     def step(self, actions: torch.Tensor) -> TensorStep:
         state, rewards, terminated = self.advance(self._state, actions)
@@ -100,13 +102,19 @@ class DeviceTask(ABC):
         }
 
     def restore(self, state: Mapping[str, Any]) -> Obs:
-        self._state = state["state"].to(self.device, self.dtype, copy=True)
+        self._kept(state["state"])
         for own, name in ((self._keys, "keys"), (self._places, "places"), (self._steps, "steps")):
             own.copy_(state[name])
         return self.observe(self._state)
 
     def close(self) -> None:  # noqa: B027 (tensors need no closing)
         """Do nothing."""
+
+    def _kept(self, state: torch.Tensor) -> torch.Tensor:
+        """Return the tensor of states, which stays the same from the first `reset` on, with the given numbers."""
+        if self._state.shape != state.shape:
+            self._state = torch.empty_like(state, dtype=self.dtype, device=self.device)
+        return self._state.copy_(state)
 
     def _first_states(self) -> torch.Tensor:
         drawn = stream(self._keys[:, None], self._places[:, None] + self._numbers)
@@ -119,6 +127,7 @@ class TensorCartPole(DeviceTask):
     State and observation: position, its velocity, angle, its velocity. The reward is 1 in every step.
     """
 
+    is_recordable = True
     num_uniforms = 4
 
     def __init__(
@@ -176,6 +185,7 @@ class Quadruped(DeviceTask):
     An episode terminates if the body is low or tilts, and is truncated after 500 steps of 20 ms.
     """
 
+    is_recordable = True
     num_uniforms = 8
 
     def __init__(

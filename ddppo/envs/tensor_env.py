@@ -40,6 +40,10 @@ class TensorVecEnv(Protocol):
 
     has_final_obs: bool  # whether steps carry `final_obs`
     has_own_streams: bool  # whether an environment's episodes follow from its seed alone
+    # Optional, else False: whether kernels of `step` may be recorded and started again. Then a step starts the same
+    # kernels each time: it reads no number of a tensor, it keeps no number in Python that changes, and the state stays
+    # in the same tensors, also in `reset` and `restore`.
+    is_recordable: bool
 
     spec: EnvSpec
     num_envs: int  # E

@@ -12,8 +12,6 @@ different code would end with different parameters. The setting itself is in ddp
 ddppo/ppo/{learner,compiled}.py and ddppo/ppo/cpp/learner.py.
 """
 
-from typing import Any
-
 import torch
 
 from ddppo import native
@@ -36,8 +34,10 @@ from ddppo.ppo.gradient_check import agrees
 from ddppo.ppo.learner import EpochStep
 from ddppo.terminal import warn
 
-# compile=auto compiles from so many steps on: a step of a small model takes 0.4 ms compiled and 1.1 ms eager.
+# compile=auto compiles from so many steps on: a step of a small model takes 0.4 ms compiled and 1.1 ms eager. Recorded
+# on a GPU (H200), it takes 1.1 ms, and 5.5 ms eager, for the host starts its kernels one by one.
 _PAYS_FROM_STEPS = 100_000
+_PAYS_FROM_RECORDED_STEPS = 10_000
 # Rows of observations in the trial: whole SIMD tiles and a remainder, in more than one block of rows (mlp.hpp).
 _TRIAL_ROWS = 111
 _HOW_MUCH_SLOWER = "Small networks take 3 to 8 times as long (docs/performance.md)"
@@ -51,6 +51,7 @@ def choose_compute(context: RankContext, progress: TrainState, *, only_cpp: bool
     """
     if context.algorithm.learner_class is None:  # an algorithm of its own learns in PyTorch
         context.derived["step"] = "eager"
+        _record(context, None)
         return
     # 1. Recurrent layers have C++ of their own, whichever step is taken.
     _choose_recurrence(context)
@@ -63,11 +64,17 @@ def choose_compute(context: RankContext, progress: TrainState, *, only_cpp: bool
     if not all_can:
         progress.compiled_from = None
     context.derived["step"] = "eager"
-    if step is None:
-        return  # the learner keeps the EagerStep that it was made with
 
-    # 3. The learner takes the step. With C++ it also computes advantages in C++, and the collector acts in C++.
-    learner = context.topology.learner
+    # 3. The learner takes the step, or keeps the EagerStep that it was made with.
+    if step is not None:
+        _take(step, context, progress)
+    # 4. What the device can start by one or two calls.
+    _record(context, step)
+
+
+def _take(step: EpochStep, context: RankContext, progress: TrainState) -> None:
+    """Let the learner take the step. With C++ it also computes advantages in C++, and the collector acts in C++."""
+    learner, collector = context.topology.learner, context.topology.collector
     learner.step = step
     if isinstance(step, CppStep) and isinstance(learner.estimator, Gae):
         estimator = learner.estimator
@@ -75,30 +82,36 @@ def choose_compute(context: RankContext, progress: TrainState, *, only_cpp: bool
     progress.compiled_from = progress.compiled_from or progress.iteration + 1
     # summary.json keeps the word "native" for C++, so that reports compare runs of all versions.
     context.derived["step"] = "native" if isinstance(step, CppStep) else "compiled"
-    collector = context.topology.collector
-    # What starts by one or two calls: the kernels of a minibatch (ppo/compiled.py), and of acting on a device.
-    recorded = ["minibatches"] if getattr(step, "is_recorded", False) else []
-    if not isinstance(step, CppStep) and _records_acting(context, collector):
-        recorded.append("acting")
-    if recorded:
-        context.derived["graphs"] = " and ".join(recorded)
     use_cpp = getattr(collector, "use_cpp", None)  # those of text and of a model's own act in torch
     if use_cpp is not None and isinstance(step, CppStep):
         use_cpp(step.network)
 
 
-def _records_acting(context: RankContext, collector: Any) -> bool:
-    """Record the kernels of acting in environments on the device, if it can; return whether they are."""
-    if not (hasattr(collector, "record_acting") and has_graphs(context.device)):
-        return False
-    from ddppo.ppo.compiled import CannotRecord  # loaded with the step
+def _record(context: RankContext, step: EpochStep | None) -> None:
+    """Record the kernels of acting in environments on the device, and those of the environments; say what is recorded.
 
-    try:
-        collector.record_acting()
-    except CannotRecord as e:  # this rank alone may act by single calls: the actions are the same
-        warn(f"compile={context.config.compile}: acting is not recorded: {e}")
-        return False
-    return True
+    Those of a minibatch are recorded by the step (ppo/compiled.py), the others here (ppo/recorded_rollout.py), also if
+    the step is eager: it takes a second.
+    """
+    recorded = ["minibatches"] if getattr(step, "is_recorded", False) else []
+    collector, ways = context.topology.collector, {}
+    can = not isinstance(step, CppStep) and has_graphs(context.device) and context.config.compile != "off"
+    if can and hasattr(collector, "record_acting"):
+        if context.model.stays_eager is None:
+            ways["acting"] = collector.record_acting
+        if getattr(collector.env.envs, "is_recordable", False):
+            ways["environments"] = collector.record_env
+    for name, record in ways.items():
+        from ddppo.ppo.compiled import CannotRecord  # loads torch's compiler
+
+        try:
+            record()
+        except CannotRecord as e:  # this rank alone may start single kernels: the numbers are the same
+            warn(f"compile={context.config.compile}: the kernels of {name} are not recorded: {e}")
+        else:
+            recorded.append(name)
+    if recorded:
+        context.derived["graphs"] = ", ".join(recorded)
 
 
 # -- 1. C++.
@@ -199,7 +212,9 @@ def _is_worth_compiling(context: RankContext, progress: TrainState) -> bool:
     iterations = -(-(config.training.total_steps - progress.env_steps) // shape.batch_size)
     num_steps = iterations * shape.num_epochs * shape.num_minibatches
     # A resumed run that was compiled before goes on compiled, however few steps are left.
-    return progress.compiled_from is not None or num_steps >= _PAYS_FROM_STEPS
+    is_recorded = has_graphs(context.device) and context.topology.learners.world_size == 1
+    pays_from = _PAYS_FROM_RECORDED_STEPS if is_recorded else _PAYS_FROM_STEPS
+    return progress.compiled_from is not None or num_steps >= pays_from
 
 
 def _compile(context: RankContext) -> tuple[EpochStep | None, str | None]:

@@ -16,7 +16,7 @@ from ddppo.envs.backends.device import DeviceEnvs
 from ddppo.envs.tensor_env import TensorStep
 from ddppo.envs.vec_env import Options, check_finite
 from ddppo.errors import EnvError
-from ddppo.models.actor_critic import ActorCritic, Obs, random_obs, raw_dtype
+from ddppo.models.actor_critic import ActorCritic, Obs, raw_dtype
 from ddppo.models.distributions import DeviceDistribution
 from ddppo.ppo.acting import EagerActing
 from ddppo.ppo.collector import obs_buffers
@@ -123,7 +123,15 @@ class DeviceCollector:
 
     def record_acting(self) -> None:
         """Start the kernels of acting by one call a step, from the next rollout on. Raises CannotRecord."""
+        from ddppo.ppo.recorded_rollout import RecordedActing  # loads torch's compiler, which few runs need
+
         self.acting = RecordedActing(self)
+
+    def record_env(self) -> None:
+        """Start the kernels of the environments by one call a step. They are reset. Raises CannotRecord."""
+        from ddppo.ppo.recorded_rollout import RecordedTask
+
+        self.env.envs = RecordedTask(self.env.envs, self.actions.dtype)
 
     def reset(self, seeds: Sequence[int], options: Options | None = None) -> None:
         """Begin an episode in every environment, each from its own seed."""
@@ -296,83 +304,6 @@ class TensorActing(EagerActing):
         c.param_rows[t].copy_(params)
         distribution = cast(DeviceDistribution, self.model.distribution(params))
         self._actions[t].copy_(distribution.sample_on_device(self._noise[t]))
-
-
-class RecordedActing(TensorActing):
-    """`TensorActing` with its kernels recorded once, so that the host starts those of a step by one call.
-
-    Recorded kernels use the memory that they were recorded with: the collector's buffers, the memory of the model and
-    its parameters, which learning changes in place. Noise is copied into memory of its own, and the row is a number on
-    the device that the kernels count up.
-    """
-
-    def __init__(self, collector: DeviceCollector) -> None:
-        from ddppo.ppo.compiled import record  # loads torch's compiler, which few runs need
-
-        super().__init__(collector)
-        c = collector
-        self._row = torch.zeros(1, dtype=torch.int64, device=c.device)
-        self._all_noise = c.logprobs.new_zeros(*c.logprobs.shape, c.model.num_noise)
-        self._written = [c.params, c.actions]
-        if c.acted_values is not None:
-            self._written.append(c.acted_values)
-        if c.memory is not None:
-            self._written.append(c.memory.state)
-        before = [x.clone() for x in self._written]
-        with torch.inference_mode():
-            try:
-                self._start = record(self._act_in_row)
-            finally:
-                self._put_back(before)
-            self._compare(before)
-
-    def begin(self, noise: Any) -> None:
-        self._all_noise.copy_(noise)
-        self._row.zero_()
-
-    def act(self, t: int) -> None:
-        self._start()
-
-    def _act_in_row(self) -> None:
-        """Do what `TensorActing.act` does in the row that the device knows, and go on to the next row."""
-        c, row = self.collector, self._row
-        obs = each(lambda x: x.index_select(0, row).squeeze(0), c.obs)
-        params = self._params(cast(Any, row), obs, slice(None))
-        distribution = cast(DeviceDistribution, self.model.distribution(params))
-        actions = distribution.sample_on_device(self._all_noise.index_select(0, row).squeeze(0))
-        c.params.index_copy_(0, row, params.to(c.params.dtype).unsqueeze(0))
-        c.actions.index_copy_(0, row, actions.to(c.actions.dtype).unsqueeze(0))
-        row += 1
-
-    def _compare(self, before: list[torch.Tensor]) -> None:
-        """Act in the first rows on random observations, both ways. Raises CannotRecord if the results differ."""
-        from ddppo.ppo.compiled import CannotRecord
-
-        c, generator = self.collector, torch.Generator().manual_seed(0)
-        num_rows, num_envs = min(2, len(c.obs_rows) - 1), c.env.num_envs
-        for row in c.obs_rows[:num_rows]:  # a rollout writes these rows before it reads them
-            each(torch.Tensor.copy_, row, random_obs(c.env.spec, num_envs, c.logprobs.dtype, generator))
-        noise = torch.rand(self._all_noise.shape, generator=generator).to(self._all_noise)
-        eager = TensorActing(cast(DeviceCollector, c))
-        found = []
-        for acting in (eager, self):
-            acting.begin(noise)
-            for t in range(num_rows):
-                acting.act(t)
-            found.append([x[:num_rows].clone() for x in self._written])
-            self._put_back(before)
-        if not all(_are_close(x, y) for x, y in zip(*found, strict=True)):
-            raise CannotRecord("recorded kernels give other actions than the model does")
-
-    def _put_back(self, before: list[torch.Tensor]) -> None:
-        for x, kept in zip(self._written, before, strict=True):
-            x.copy_(kept)
-
-
-def _are_close(x: torch.Tensor, y: torch.Tensor) -> bool:
-    if x.is_floating_point():
-        return torch.allclose(x, y, rtol=1e-3, atol=1e-5)
-    return bool((x != y).double().mean() < 0.01)  # a choice may change by rounding
 
 
 class HostCopy:

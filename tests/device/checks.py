@@ -15,15 +15,16 @@ from hydra import compose, initialize_config_dir
 
 from ddppo.collectives.group import Group
 from ddppo.config import rules
-from ddppo.config.compose import conf_dir
+from ddppo.config.compose import conf_dir, register
 from ddppo.config.stored import from_omegaconf, to_yaml
 from ddppo.device import resolve, set_numerics
 from ddppo.loop import compute
 from ddppo.loop.iteration import Loop
 from ddppo.loop.rank import Rank
 from ddppo.ppo import compiled
-from ddppo.ppo.device_collector import DeviceCollector, RecordedActing, TensorActing
+from ddppo.ppo.device_collector import DeviceCollector, TensorActing
 from ddppo.ppo.learner import EagerStep
+from ddppo.ppo.recorded_rollout import RecordedActing
 from tests.device.standin import Sim, counted, refusing_waits
 from tests.support import lines
 
@@ -123,6 +124,7 @@ LEARNED = ("train/", "rollout/return", "loss/", "algorithm/", "eval/return")
 
 
 def composed(*overrides):
+    register()  # no door has run in this process
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         config = from_omegaconf(compose("config", [*QUIET, *overrides]))
     rules.validate(config)
@@ -214,11 +216,18 @@ def no_waits():
             yield
         return
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
+    _at_waits("error")
     try:
         yield
     finally:
-        torch.cuda.set_sync_debug_mode(before)
+        _at_waits(before)
+
+
+def _at_waits(mode):
+    """Have torch do nothing, warn or raise where the host waits for CUDA. The first call warns that it may change."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.cuda.set_sync_debug_mode(mode)
 
 
 @contextmanager
@@ -230,12 +239,12 @@ def counted_waits():
         return
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
+        _at_waits("warn")
         found = []
         try:
             yield found
         finally:
-            torch.cuda.set_sync_debug_mode("default")
+            _at_waits("default")
     found += [one for one in said if "synchronizing" in str(one.message)]
 
 

@@ -46,7 +46,7 @@ def test_learning_from_environments_there_equals_that_on_the_cpu_and_copies_litt
 def test_recorded_kernels_act_and_learn_as_the_eager_code_of_the_cpu_and_copy_no_more(case):
     settings, most = CASES[case]
     found = called_on_standin(checks.compared_when_recorded, *settings)
-    assert found["graphs"] == "minibatches and acting"
+    assert found["graphs"] == "minibatches, acting, environments"
     assert found["parameters"] < 1e-5, found["metrics"]
     assert sum(found["copies"].values()) <= most, found["copies"]
 
