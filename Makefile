@@ -6,7 +6,7 @@ PROCESSES ?= 3
 PYTEST := $(PY) -m pytest -n $(PROCESSES) --no-loadscope-reorder
 .DEFAULT_GOAL := help
 
-.PHONY: help train check test test-all test-jax test-chat test-aws package bench-check docs lint format slurm-up slurm-down clean
+.PHONY: help train check test test-all test-jax test-chat test-aws test-openenv package bench-check docs lint format slurm-up slurm-down clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -51,6 +51,12 @@ test-aws: .venv/.installed  ## try tasks of the cloud at a server of moto, with 
 	.venv/bin/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target build/moto_server \
 	  flask==3.1.2 flask-cors==6.0.1 itsdangerous==2.2.0 blinker==1.9.0
 	$(PY) -m pytest -n 0 tests/domains/cloud/test_cloud_endpoint.py
+
+test-openenv: .venv/.installed  ## try OpenEnv both ways, with its package in an environment of its own (200 MB, 3 minutes)
+	$(PYTHON) -m venv build/openenv
+	build/openenv/bin/pip install --quiet --disable-pip-version-check --no-deps openenv==0.10.0
+	build/openenv/bin/pip install --quiet --disable-pip-version-check -r tests/serve/openenv.txt
+	$(PY) -m pytest -n 0 tests/serve/test_openenv_package.py
 
 package: .venv/.installed  ## build the wheel, and try it in an environment of its own, away from here
 	$(PY) -m pytest tests/package

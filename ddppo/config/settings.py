@@ -146,7 +146,8 @@ class EnvConfig:
         "how environments are stepped: sync (in turn, in the rank), batched (all at once, in the rank: "
         "classic control and synthetic), pool (in a few processes, by shared memory), gym_vector (the "
         "task's own batch, with a random stream that depends on W, except for ALE/... and envpool/...), remote (behind"
-        " an address, see env.urls), device (as tensors that stay on the rank's device, see env.simulator), auto "
+        " an address, see env.urls), openenv (the same, of OpenEnv), device (as tensors that stay on the rank's device, "
+        "see env.simulator), auto "
         "(batched where it can be; gym_vector for ALE/... and envpool/...; "
         "else sync or pool by measured step time; for text sync, or remote if a process can hold only "
         "one). sync, batched, pool and remote give the same numbers",
@@ -165,11 +166,14 @@ class EnvConfig:
     # backend=remote.
     urls: list[str] = setting(
         meaning="backend=remote: addresses of servers (python -m ddppo.serve), e.g. [ws://127.0.0.1:8000]; "
-        "environments are spread over them in turn. []: each rank starts a server of its own, which ends with the "
-        "rank",
+        "backend=openenv: of any servers of OpenEnv. Environments are spread over them in turn. []: each rank starts a "
+        "server of its own, which ends with the rank",
         factory=list,
     )
-    token_file: str | None = setting(None, "file with the token for env.urls in its first line")
+    token_file: str | None = setting(
+        None,
+        "file with the token for env.urls in its first line; backend=openenv: or with headers, Name: value",
+    )
     batch_wait_ms: float | None = setting(
         None,
         "tasks of text: how long a batch of generation waits for further environments after the first "

@@ -23,6 +23,7 @@ OPTIONS = list(PRESETS)  # of plugins too
 SECTION = {"distributed": "dist"}
 NEEDS = {"hf": ["model.hf_path=a-model"], "gym": ["env.id=CartPole-v1"], "a3c": ["distributed=async_actors"]}
 NEEDS["remote"] = ["env.backend=remote", "env.urls=[ws://127.0.0.1:8000]"]
+NEEDS["openenv"] = ["env.backend=openenv", "env.urls=[http://127.0.0.1:8000]"]
 
 
 @pytest.fixture(scope="module")
