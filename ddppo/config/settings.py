@@ -146,8 +146,8 @@ class EnvConfig:
         "how environments are stepped: sync (in turn, in the rank), batched (all at once, in the rank: "
         "classic control and synthetic), pool (in a few processes, by shared memory), gym_vector (the "
         "task's own batch, with a random stream that depends on W, except for ALE/... and envpool/...), remote (behind"
-        " an address, see env.urls), openenv (the same, of OpenEnv), device (as tensors that stay on the rank's device, "
-        "see env.simulator), auto "
+        " an address, see env.urls), openenv (the same, of OpenEnv), device (as tensors that stay on the rank's "
+        "device, see env.simulator), auto "
         "(batched where it can be; gym_vector for ALE/... and envpool/...; "
         "else sync or pool by measured step time; for text sync, or remote if a process can hold only "
         "one). sync, batched, pool and remote give the same numbers",

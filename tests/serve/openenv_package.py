@@ -1,11 +1,15 @@
 """Environments on the base classes of the package openenv, served by it alone. Run in an environment that has it:
 
-python tests/serve/openenv_package.py bandit 8123 [sessions]
+python tests/serve/openenv_package.py bandit 8123 8          # at most 8 sessions
+python tests/serve/openenv_package.py bandit 8123 8 200      # the step number 200 of all takes 10 s
+
+It begins to serve when a line comes at its standard input.
 """
 
 import random
 import sys
 import time
+from itertools import count
 from typing import Any, Literal
 
 import uvicorn
@@ -15,6 +19,8 @@ from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.mcp_environment import MCPEnvironment
 from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
 from openenv.core.env_server.types import Action, Observation, State
+
+STEPS, LATE = count(), int((sys.argv[4:] or ["-1"])[0])
 
 
 class Pull(Action):
@@ -41,6 +47,8 @@ class Bandit(Environment):
 
     def step(self, action, timeout_s=None, **others: Any):
         self._state.step_count += 1
+        if next(STEPS) == LATE:
+            time.sleep(10.0)
         return self._light(float(["left", "middle", "right"][self._on] == action.arm))
 
     def _light(self, reward):
@@ -63,7 +71,7 @@ class Heard(Observation):
 
 
 class Echo(Environment):
-    """A word is to be repeated, the one that reset names. `sleep` makes the first step take so many seconds."""
+    """A word is to be repeated, the one that reset names."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -71,13 +79,12 @@ class Echo(Environment):
         super().__init__()
         self._state = State()
 
-    def reset(self, seed=None, episode_id=None, word="north", sleep=0.0, **others: Any):
-        self._word, self._sleep = word, sleep
+    def reset(self, seed=None, episode_id=None, word="north", **others: Any):
+        self._word = word
         self._state = State(episode_id=episode_id, step_count=0)
         return Heard(text=word)
 
     def step(self, action, timeout_s=None, **others: Any):
-        time.sleep(self._sleep)
         if action.text == "fail":
             raise RuntimeError("no voice")
         self._state.step_count += 1
@@ -135,6 +142,7 @@ MADE = {
 }
 
 if __name__ == "__main__":
-    kind, port, sessions = sys.argv[1], int(sys.argv[2]), int((sys.argv[3:] or ["8"])[0])
+    kind, port, sessions = sys.argv[1], *map(int, sys.argv[2:4])
     app = create_app(*MADE[kind], env_name=kind, max_concurrent_envs=sessions)
+    sys.stdin.readline()
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
