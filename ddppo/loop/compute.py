@@ -12,6 +12,9 @@ different code would end with different parameters. The setting itself is in ddp
 ddppo/ppo/{learner,compiled}.py and ddppo/ppo/cpp/learner.py.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from ddppo import native
@@ -94,7 +97,8 @@ def _record(context: RankContext, step: EpochStep | None) -> None:
     the step is eager: it takes a second.
     """
     recorded = ["minibatches"] if getattr(step, "is_recorded", False) else []
-    collector, ways = context.topology.collector, {}
+    collector: Any = context.topology.collector  # only the one of environments on a device can record
+    ways: dict[str, Callable[[], None]] = {}
     can = not isinstance(step, CppStep) and has_graphs(context.device) and context.config.compile != "off"
     if can and hasattr(collector, "record_acting"):
         if context.model.stays_eager is None:

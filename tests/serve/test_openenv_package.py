@@ -32,6 +32,12 @@ def ran(*command):
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=CHECKOUT)
 
 
+def is_up(url):
+    with suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=PATIENCE_S) as answer:
+        return answer.status == 200
+    return False
+
+
 class Package:
     """A process that serves an environment of openenv_package.py once it is told to."""
 
@@ -43,13 +49,7 @@ class Package:
     def serve(self):
         self._process.stdin.write(b"\n")
         self._process.stdin.flush()
-        wait_until(self._is_up)
-
-    def _is_up(self):
-        assert self._process.poll() is None
-        with suppress(OSError), urllib.request.urlopen(f"{self.url}/health", timeout=PATIENCE_S) as answer:
-            return answer.status == 200
-        return False
+        wait_until(lambda: self._process.poll() is not None or is_up(self.url))
 
     def end(self):
         self._process.kill()
@@ -137,6 +137,23 @@ def test_a_full_server_of_it_is_a_sentence_and_a_slot_that_comes_free_is_taken(t
             *BANDIT, "env.num_envs=2", f"env.url={url}", "ppo.total_steps=256", run_dir=tmp_path / "two"
         )
         assert two.code == 0, two.stderr
+
+
+def test_the_server_on_the_page_about_openenv_is_trained_on_as_it_says(tmp_path):
+    page = (CHECKOUT / "docs/openenv.md").read_text()
+    (source,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    port = free_port()
+    (tmp_path / "light.py").write_text(source.replace("port=8000", f"port={port}"))
+    (command,) = re.findall(r"python -m ddppo.train (env=openenv .*8000 env.num_envs=8)", page)
+    process = subprocess.Popen([BIN / "python", tmp_path / "light.py"])
+    try:
+        wait_until(lambda: is_up(f"http://127.0.0.1:{port}"))
+        short = ("ppo.total_steps=2048", *TINY)
+        run = door(*command.replace("8000", str(port)).split(), *short, run_dir=tmp_path / "run")
+        assert run.code == 0, run.stderr
+    finally:
+        process.kill()
+        process.wait()
 
 
 GRPO = (
