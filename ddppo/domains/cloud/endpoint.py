@@ -7,7 +7,6 @@ deletes them when an episode ends, when it is closed, and, if its process was ki
 
 import logging
 import time
-from collections import Counter
 from typing import Any, ClassVar
 
 from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
@@ -93,9 +92,8 @@ def _why_not(task: CloudTask, is_loopback: bool) -> str:
 class EndpointWorld(CloudWorld):
     """The part of a real account whose names begin with this world's prefix."""
 
-    _episodes: ClassVar[int] = (
-        0  # of this process: names are not used again, as services remember deleted ones
-    )
+    # Episodes of this process. Names are not used again, because services remember deleted ones for a while.
+    _episodes: ClassVar[int] = 0
 
     def __init__(self, endpoint: Endpoint) -> None:  # CloudWorld.__init__ would start the simulator
         if CloudWorld._open is not None:
@@ -103,7 +101,6 @@ class EndpointWorld(CloudWorld):
         self._access = access = Access(endpoint)
         self._clients = access.clients
         self.reads_only = False
-        self.num_calls: Counter[str] = Counter()  # requests by service
         self._prefix = f"{endpoint.name_prefix}-{token_of_this_process()}-"
         self._touched: set[str] = set()  # services in which this world may have made something
         self._start_names()
@@ -128,11 +125,18 @@ class EndpointWorld(CloudWorld):
 
     def reset(self, seed: int) -> None:
         """Delete everything of this world. Identifiers are the endpoint's, and do not follow from the seed."""
-        self.ended()
+        self._delete()
         self._start_names()
         self.reads_only = False
 
     def ended(self) -> None:
+        """Delete what the episode made. If the endpoint cannot, the next reset does, or is refused."""
+        try:
+            self._delete()
+        except EndpointLost as error:
+            log.warning("%s", error)
+
+    def _delete(self) -> None:
         try:
             delete_all(self._clients, lambda name: self._prefix in name, sorted(self._touched))
         except (ClientError, BotoCoreError) as error:
@@ -155,10 +159,7 @@ class EndpointWorld(CloudWorld):
         if CloudWorld._open is not self:
             return
         CloudWorld._open = None
-        try:
-            self.ended()
-        except EndpointLost as error:
-            log.warning("%s: the next world of this machine deletes it (docs/cloud_tasks.md)", error)
+        self.ended()  # or the next world of this machine
         self._access.close()
 
     # -- calls --------------------------------------------------------------------------------------------------------
@@ -216,6 +217,11 @@ class EndpointWorld(CloudWorld):
             params.setdefault("Prefix", f"{self._names.stem}-")
         if call.operation == "list-queues":
             params.setdefault("QueueNamePrefix", f"{self._names.stem}-")
+        stems = [f"{self._names.stem}-", f"/{self._names.stem}/"]
+        if call.operation == "describe-parameters" and not {"Filters", "ParameterFilters"} & set(params):
+            params["ParameterFilters"] = [{"Key": "Name", "Option": "BeginsWith", "Values": stems}]
+        if call.operation == "list-secrets":
+            params.setdefault("Filters", [{"Key": "name", "Values": stems}])
 
     def _listed(self, call: ApiCall, params: dict[str, Any]) -> dict[str, Any]:
         """Return a list of all resources of a kind: all pages, without what is not of this episode."""
@@ -243,7 +249,6 @@ class EndpointWorld(CloudWorld):
 
     def _request(self, call: ApiCall, params: dict[str, Any]) -> dict[str, Any]:
         """Make one request. Raises CommandError if the service refuses, EndpointLost if it cannot answer."""
-        self.num_calls[call.service] += 1
         method = getattr(self._clients[call.service], call.operation.replace("-", "_"))
         try:
             answer: dict[str, Any] = method(**params)
