@@ -16,12 +16,14 @@ from importlib.metadata import version
 from pathlib import Path
 
 from ddppo.domains.circuits.quantum import Circuit
-from ddppo.domains.circuits.quantum.benchmarks import BENCHMARKS, program
+from ddppo.domains.circuits.quantum.benchmarks import program
 from ddppo.domains.circuits.quantum.costs import cx_count
 from ddppo.domains.circuits.quantum.equivalence import verify
 from ddppo.domains.circuits.quantum.others import OPTIMISERS, optimised
 from ddppo.domains.circuits.quantum.qasm_reader import write as write_qasm
 from ddppo.domains.circuits.quantum.rewriting import merged
+
+_CIRCUITS = "tof_3,barenco_tof_3,mod5_4,tof_5,vbe_adder_3,gf2^4_mult"
 
 
 def row(name: str, optimiser: str, original: Circuit, smaller: Circuit, cpu_s: float) -> list[object]:
@@ -34,7 +36,7 @@ def row(name: str, optimiser: str, original: Circuit, smaller: Circuit, cpu_s: f
 
 def main(arguments: list[str]) -> None:
     given = dict(argument.split("=", 1) for argument in arguments)
-    names = given.get("circuits", ",".join(BENCHMARKS)).split(",")
+    names = given.get("circuits", _CIRCUITS).split(",")
     folder = Path(given.get("keep") or tempfile.mkdtemp())
     folder.mkdir(parents=True, exist_ok=True)
     write = csv.writer(sys.stdout, lineterminator="\n").writerow

@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable
 from importlib.util import find_spec
 
-from ddppo.domains.circuits.quantum.circuit import Circuit, Gate, H
+from ddppo.domains.circuits.quantum.benchmarks import without_pairs_of_h
+from ddppo.domains.circuits.quantum.circuit import Circuit
 from ddppo.domains.circuits.quantum.qasm_reader import as_qasm, parse
 
 # From OpenQASM 2 to OpenQASM 2 and the CPU seconds of the optimiser alone, without reading and writing.
@@ -72,19 +73,3 @@ def optimised(name: str, circuit: Circuit) -> tuple[Circuit, float]:
     """Return what an optimiser makes of the circuit, and its CPU seconds. It may raise anything."""
     text, cpu_s = OPTIMISERS[name](as_qasm(circuit))
     return without_pairs_of_h(parse(text, name).circuit), cpu_s
-
-
-def without_pairs_of_h(circuit: Circuit) -> Circuit:
-    """Return the circuit without h h on one wire: what writing a cz as h cx h leaves behind."""
-    kept: list[Gate] = []
-    last: dict[int, list[int]] = {wire: [] for wire in range(circuit.num_qubits)}  # of `kept`, by wire
-    gone = set()
-    for gate in circuit:
-        before = last[gate.wires[0]]
-        if gate.kind == H and before and kept[before[-1]].kind == H:
-            gone.add(before.pop())
-            continue
-        for wire in gate.wires:
-            last[wire].append(len(kept))
-        kept.append(gate)
-    return Circuit.from_gates(circuit.num_qubits, [gate for i, gate in enumerate(kept) if i not in gone])
