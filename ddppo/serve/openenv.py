@@ -92,7 +92,7 @@ class OpenEnv:
         if unknown := given.keys() - set(known):
             raise BadMessage(
                 "VALIDATION_ERROR",
-                f"reset has no {str(min(unknown))[:40]!r} here: it takes {', '.join(known)}",
+                f"reset has no {str(min(unknown, key=str))[:40]!r} here: it takes {', '.join(known)}",
             )
         self._next_id = given.get("episode_id")
         if self._next_id is not None and not (
@@ -127,13 +127,13 @@ class OpenEnv:
         if unknown := given.keys() - {"action", "metadata"}:  # metadata is a field of all actions of OpenEnv
             raise BadMessage(
                 "VALIDATION_ERROR",
-                f"an action has no field {str(min(unknown))[:40]!r}: it is {{'action': ...}}",
+                f"an action has no field {str(min(unknown, key=str))[:40]!r}: it is {{'action': ...}}",
             )
         return {"id": 0, "op": "step", "action": given.get("action")}
 
     def _mcp(self, given: dict[str, Any]) -> dict[str, Any]:
-        method, params = rpc_of(given)
         self._rpc = {"id": given.get("id")}
+        method, params = rpc_of(given)
         if method == "tools/list":
             return _told({"type": "mcp", "data": rpc_answer(given.get("id"), listed(self._tools))})
         if method != "tools/call":
@@ -271,7 +271,7 @@ def _action_of(spec: EnvSpec, tools: Sequence[Mapping[str, Any]], name: Any, arg
     if unknown := arguments.keys() - properties.keys():
         raise BadMessage(
             "VALIDATION_ERROR",
-            f"{name} has no argument {str(min(unknown))[:40]!r}: it takes {', '.join(properties) or 'none'}",
+            f"{name} has no argument {str(min(unknown, key=str))[:40]!r}: it takes {', '.join(properties) or 'none'}",
         )
     if missing := [key for key in _schema(tool).get("required", ()) if key not in arguments]:
         raise BadMessage("VALIDATION_ERROR", f"the call of {name} lacks {', '.join(map(str, missing))}")

@@ -288,6 +288,37 @@ def test_tools_that_mcp_lists_are_called_by_the_actions_of_a_language_model():
         turns.close()
 
 
+def test_environments_are_spread_over_the_servers_of_one_task():
+    with standin_of() as (one, first), standin_of() as (other, second), standin_of(TEXT) as (text, _):
+        env = replace(env_at(one), urls=[one, other.upper().replace("HTTP", "WS")])
+        with pool_of(env, 4) as pool:
+            pool.reset(range(4))
+            assert (first.num_held, second.num_held) == (2, 2)
+            # A request that keeps a session alive waits for the one under way, as answers have no ids.
+            session = pool._pool._sessions[0]
+
+            async def both():
+                return await asyncio.gather(
+                    session.ask(PATIENCE_S, op="describe"),
+                    pool._pool.act(0, 1),
+                    session.ask(PATIENCE_S, op="describe"),
+                )
+
+            assert pool._loop.done(both())[1].reward in (0.0, 1.0)
+
+            async def cancelled():
+                step = asyncio.ensure_future(pool._pool.act(1, 1))
+                await asyncio.sleep(0)
+                step.cancel()
+                await asyncio.gather(step, return_exceptions=True)
+                return await pool._pool.begin(1, 7)
+
+            assert pool._loop.done(cancelled()).obs.shape == (3,)
+            assert pool.num_reconnects == 0
+        with pytest.raises(ConfigError, match="have other schemas"):
+            probe(replace(env, urls=[one, text]))
+
+
 def test_a_late_session_is_dropped_and_no_answer_of_it_is_taken_for_another():
     steps = iter(range(100))
 

@@ -40,6 +40,8 @@ GOOD = [
     {"type": "reset", "data": {"seed": 7}},
     {"type": "step", "data": {"action": 1}},
     {"type": "state"},
+    {"type": "step", "data": {"type": "call_tool", "tool_name": "act", "arguments": {"action": 1}}},
+    {"type": "mcp", "data": {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "act"}}},
 ]
 ODD = [
     None,

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from websockets.asyncio.client import ClientConnection
 
 from ddppo.config.fields import check_fields, in_words, near, setting
 from ddppo.config.settings import Config, EnvConfig
@@ -318,11 +319,22 @@ class OpenEnvConnection(Connection):
     """A session with a server of OpenEnv, with the requests and answers of ddppo/1. Make it by `started`."""
 
     protocol = "OpenEnv 0.10"
+    _task: OpenEnvTask
+    _place: int
+    _seed = _num_episodes = 0
+    _return = 0.0  # of the episode so far
+    _row: Mapping[str, Any] = {}
+
+    def __init__(self, url: str, socket: ClientConnection, headers: Mapping[str, str]) -> None:
+        super().__init__(url, socket, headers)
+        self._turn = asyncio.Lock()  # one message at a time: answers have no ids
 
     @classmethod
     async def started(cls, url: str, headers: Mapping[str, str], open_s: float) -> "OpenEnvConnection":
         """Open a session. Raises EnvServerRefused, with status 503 if the server is full, EnvServerLost."""
-        connection = cls(url, await dialled(re.sub("^http", "ws", url), headers, open_s), headers)
+        connection = cls(
+            url, await dialled(re.sub("^http", "ws", url, flags=re.IGNORECASE), headers, open_s), headers
+        )
         # The server has accepted the connection, and says only now whether it has a session.
         try:
             await connection.sent(open_s, {"type": "state"})
@@ -362,15 +374,10 @@ class OpenEnvConnection(Connection):
             raise
         if found != task.schemas:
             connection.abort()
+            _task.cache_clear()  # so that a later run of this process looks again
             raise EnvError(f"{url} serves other actions or observations than when it was looked at")
         connection.spec, connection._task, connection._place = task.spec, task, place
         return connection
-
-    _task: OpenEnvTask
-    _place: int
-    _seed = _num_episodes = 0
-    _return = 0.0  # of the episode so far
-    _row: Mapping[str, Any] = {}
 
     async def ask(self, timeout_s: float, **request: Any) -> dict[str, Any]:
         match request["op"]:
@@ -384,14 +391,10 @@ class OpenEnvConnection(Connection):
 
     async def sent(self, timeout_s: float, message: dict[str, Any]) -> dict[str, Any]:
         """Send a message and return the data of its answer. Raises RemoteError, EnvServerLate, EnvServerLost."""
-        if self._pending:
-            raise EnvServerLost(f"{self.url} has not answered the request before")
-        try:
-            answer = await self._exchanged(timeout_s, next(self._ids), json.dumps(message))
-        except EnvServerLate:
-            # The answer may still come, and nothing would tell it from that of the next request.
-            self.abort()
-            raise
+        # If the caller is cancelled, the exchange goes on, and the next message waits for its answer.
+        exchange = asyncio.ensure_future(self._in_turn(timeout_s, message))
+        exchange.add_done_callback(lambda done: done.cancelled() or done.exception())
+        answer = await asyncio.shield(exchange)
         kind, data = answer.get("type"), answer.get("data")
         if not isinstance(data, dict):
             raise self._broke(f"the answer to {message['type']} has no data")
@@ -403,6 +406,15 @@ class OpenEnvConnection(Connection):
                 f"the answer to {message['type']} is of the type {str(kind)[:40]!r}, not {wanted}"
             )
         return data
+
+    async def _in_turn(self, timeout_s: float, message: dict[str, Any]) -> dict[str, Any]:
+        try:
+            async with self._turn:
+                return await self._exchanged(timeout_s, next(self._ids), json.dumps(message))
+        except EnvServerLate:
+            # The answer may still come, and nothing would tell it from that of the next request.
+            self.abort()
+            raise
 
     async def listed_tools(self, timeout_s: float) -> list[dict[str, Any]]:
         """Return the tools of the environment. Raises ValueError if there are none, and as `sent` does."""

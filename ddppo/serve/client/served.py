@@ -200,7 +200,7 @@ def fetched(url: str, path: str, headers: Mapping[str, str], *, remedy: str) -> 
     Proxies are not used, for an address of a server is meant as it is. Redirects are not followed, for they would carry
     the headers to another server.
     """
-    address = re.sub("^ws", "http", url.rstrip("/")) + path
+    address = re.sub("^ws", "http", url.rstrip("/"), flags=re.IGNORECASE) + path
     parts = urllib.parse.urlsplit(address)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     line = kind(parts.hostname or "", parts.port, timeout=_ANSWER_S)

@@ -44,6 +44,8 @@ class ServedWorld:
         try:
             # 1. Parse, and translate OpenEnv's messages to ddppo/1.
             message = decoded(kind, content)
+            if is_openenv(message) and kind != JSON:
+                raise BadMessage("VALIDATION_ERROR", "messages of OpenEnv are JSON, in text frames")
             self._dialect = dialect = (dialect or OpenEnv(self._spec)) if is_openenv(message) else None
             if dialect is not None:
                 message = dialect.request(message)
