@@ -1,10 +1,10 @@
 """Search for states that a grader judges wrongly: random edits of right end states, judged by an independent oracle.
 
-    python -m tests.domains.cloud.adversary family=iam edits=10000 seed=0
+    python -m tests.domains.cloud.adversary family=iam edits=10000 seed=0 [out=experiments/cloud/adversary.csv]
 
 For each task of a family it makes the solution's end state, edits it through boto3 (up to three edits on one another),
 and compares what the grader says (a score of 1 or not) with the oracle (oracle.py). It prints the disagreements, and
-exits with 1 if there are any. An edit that the simulator refuses is not counted.
+exits with 1 if there are any. An edit that the simulator refuses is not counted. `out` is a table that gets a row.
 """
 
 import json
@@ -13,6 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
@@ -754,6 +755,11 @@ def main(arguments: list[str]) -> int:
             f"{family}: {num}, {dict(judged)}, {len(wrong)} disagreements, {spent:.0f} s of a core",
             flush=True,
         )
+        if "out" in given:
+            kinds = ("right, passed", "wrong, refused", "right, refused", "wrong, passed")
+            row = [family, given.get("seed", "0"), sum(judged.values()), *(judged[kind] for kind in kinds)]
+            with Path(given["out"]).open("a") as table:
+                table.write(",".join(map(str, [*row, round(spent)])) + "\n")
         for line in sorted(set(wrong))[: int(given.get("show", "20"))]:
             print(f"  {line}", flush=True)
         failed = failed or bool(wrong)
