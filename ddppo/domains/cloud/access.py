@@ -49,7 +49,7 @@ class Endpoint:
         if self.allow_real_cloud is not True:
             raise ConfigError(
                 f"backend_cloud=aws makes and deletes resources at {where}, which may cost money: set "
-                "env.allow_real_cloud=true to agree, or use env.backend_cloud=moto"
+                "allow_real_cloud=true to agree (for training env.allow_real_cloud=true)"
             )
         if re.fullmatch(r"[a-z][a-z0-9]{1,11}", str(self.name_prefix)) is None:
             raise ConfigError(
@@ -59,7 +59,7 @@ class Endpoint:
         if not self.is_loopback and not re.fullmatch(r"\d{1,12}", str(self.account_id)):
             raise ConfigError(
                 f"backend_cloud=aws at {where}, which is not on this machine: name the account in which everything may "
-                "be made and deleted, env.account_id=<12 digits>, as `aws sts get-caller-identity` prints it"
+                "be made and deleted, account_id=<12 digits>, as `aws sts get-caller-identity` prints it"
             )
 
     @property

@@ -2,7 +2,7 @@
 
 Many worlds share one account. Each keeps to resources whose names begin with its own prefix (prefixed_names.py), and
 deletes them when an episode ends, when it is closed, and, if its process was killed, when the next world starts
-(sweep.py).
+(leftovers.py).
 """
 
 import logging
@@ -16,8 +16,8 @@ from ddppo.domains.cloud.cli import REGION, SERVICES, ApiCall, S3Command, parse
 from ddppo.domains.cloud.cli_parameters import CommandError
 from ddppo.domains.cloud.endpoint_facts import ALSO_CHANGES, facts_of
 from ddppo.domains.cloud.holdings import Address
+from ddppo.domains.cloud.leftovers import delete_all, is_abandoned, token_of_this_process
 from ddppo.domains.cloud.prefixed_names import LISTS, PAGES, PrefixedNames, Refused, check
-from ddppo.domains.cloud.sweep import delete_all, is_abandoned, token_of_this_process
 from ddppo.domains.cloud.tasks import CloudTask
 from ddppo.domains.cloud.world import ACCOUNT, CloudWorld, checked_params, plain
 from ddppo.errors import ConfigError, EnvError, EnvStateError

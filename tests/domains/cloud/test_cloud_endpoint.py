@@ -27,8 +27,8 @@ from ddppo.domains.cloud.cli import SERVICES, parse
 from ddppo.domains.cloud.cli_parameters import CommandError
 from ddppo.domains.cloud.endpoint import EndpointLost, EndpointWorld, check_tasks
 from ddppo.domains.cloud.env import CloudEnv
+from ddppo.domains.cloud.leftovers import is_abandoned, is_of_a_world, token_of_this_process
 from ddppo.domains.cloud.prefixed_names import PrefixedNames, check
-from ddppo.domains.cloud.sweep import is_abandoned, is_of_a_world, token_of_this_process
 from ddppo.domains.cloud.tasks import own_tasks
 from ddppo.domains.text.turns import make_turns
 from ddppo.errors import ConfigError
@@ -169,10 +169,10 @@ FAR, NEAR = "https://cloud.example.com", "http://127.0.0.1:1"
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"endpoint_url": NEAR}, "set env.allow_real_cloud=true to agree"),
+        ({"endpoint_url": NEAR}, "set allow_real_cloud=true to agree"),
         ({"allow_real_cloud": True}, "AWS itself, which is not on this machine: name the account"),
-        ({"allow_real_cloud": True, "endpoint_url": FAR}, "env.account_id=<12 digits>"),
-        ({"allow_real_cloud": True, "endpoint_url": FAR, "account_id": "mine"}, "env.account_id=<12 digits>"),
+        ({"allow_real_cloud": True, "endpoint_url": FAR}, "account_id=<12 digits>"),
+        ({"allow_real_cloud": True, "endpoint_url": FAR, "account_id": "mine"}, "account_id=<12 digits>"),
         ({"allow_real_cloud": True, "endpoint_url": "ftp://x"}, "endpoint_url must be http:// or https://"),
         (
             {"allow_real_cloud": True, "endpoint_url": "http://me:hunter2@localhost:1"},
@@ -452,11 +452,11 @@ def test_the_command_deletes_what_worlds_of_other_machines_have_left(url, endpoi
     clients_of(url)["ssm"].put_parameter(Name=f"/{left[:-5]}/a", Value="1", Type="String")
     EndpointWorld(endpoint).close()
     assert left in str(all_there_is(url)["buckets"])  # of a machine that may live
-    sweep = "ddppo.domains.cloud.sweep"
-    refused = door(f"endpoint_url={url}", run_dir=tmp_path, module=sweep)
+    module = "ddppo.domains.cloud.leftovers"
+    refused = door(f"endpoint_url={url}", run_dir=tmp_path, module=module)
     assert refused.code == 2
     assert "allow_real_cloud=true" in refused.stderr
-    done = door(f"endpoint_url={url}", "allow_real_cloud=true", run_dir=tmp_path, module=sweep)
+    done = door(f"endpoint_url={url}", "allow_real_cloud=true", run_dir=tmp_path, module=module)
     assert (done.code, done.stdout) == (0, "deleted: 1 of s3api, 1 of ssm\n"), done.stderr
     assert all_there_is(url) == before
 
@@ -550,7 +550,7 @@ def settings_of(url):
 def test_without_consent_a_run_is_refused_before_it_starts(tmp_path):
     done = door(*settings_of(NEAR), run_dir=tmp_path / "run")
     assert done.code == 2
-    assert "set env.allow_real_cloud=true to agree" in done.stderr
+    assert "set allow_real_cloud=true to agree" in done.stderr
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """Delete what worlds have made on a shared account: `delete_all`, and the command for worlds of lost machines.
 
-    python -m ddppo.domains.cloud.sweep allow_real_cloud=true endpoint_url=http://127.0.0.1:5000
+    python -m ddppo.domains.cloud.leftovers allow_real_cloud=true endpoint_url=http://127.0.0.1:5000
 
 A name is `<name_prefix>-<token>-<episode>-<name>`. The token holds the machine, the process and its start, so that the
 worlds of a machine know which of them have been killed.
@@ -233,7 +233,7 @@ DELETERS: dict[str, Callable[[Any, Owns], int]] = {
 
 
 @dataclass(slots=True)
-class SweepOptions:
+class LeftoverOptions:
     endpoint_url: str | None = setting(None, "address of the endpoint; null is AWS itself")
     allow_real_cloud: bool = setting(False, "agree that resources are deleted")
     account_id: str | None = setting(
@@ -242,7 +242,7 @@ class SweepOptions:
     name_prefix: str = setting("ddppo", "names of the worlds begin with it")
 
 
-_USAGE = """python -m ddppo.domains.cloud.sweep allow_real_cloud=true endpoint_url=http://127.0.0.1:5000
+_USAGE = """python -m ddppo.domains.cloud.leftovers allow_real_cloud=true endpoint_url=http://127.0.0.1:5000
 
 Deletes what the worlds of env.backend_cloud=aws with this name_prefix have left, whichever machine they were on, but
 for worlds of this machine that live. Call it when no other machine trains with the same prefix on this account."""
@@ -251,7 +251,7 @@ for worlds of this machine that live. Call it when no other machine trains with 
 @door("stopped")
 def main() -> None:
     """Run the command line."""
-    options = parse(SweepOptions, sys.argv[1:], usage=_USAGE)
+    options = parse(LeftoverOptions, sys.argv[1:], usage=_USAGE)
     access = Access(
         Endpoint(options.endpoint_url, options.allow_real_cloud, options.account_id, options.name_prefix)
     )
