@@ -7,6 +7,7 @@ worlds of a machine know which of them have been killed.
 """
 
 import hashlib
+import importlib.util
 import os
 import re
 import socket
@@ -19,11 +20,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from botocore.exceptions import ClientError
-
 from ddppo.config.fields import setting
-from ddppo.domains.cloud.access import Access, Endpoint
+from ddppo.errors import ConfigError
 from ddppo.options import door, parse
+from ddppo.package import install_command
 
 Owns = Callable[[str], bool]  # whether a name, an ARN or a URL is to go
 Clients = dict[str, Any]
@@ -113,11 +113,16 @@ def _gone(call: Callable[..., Any], **params: Any) -> Any:
     """Make a call; what another process has deleted meanwhile is no error."""
     try:
         return call(**params)
-    except ClientError as error:
-        code = error.response.get("Error", {}).get("Code", "")
-        if not any(word in code for word in _GONE):
+    except Exception as error:
+        if not _is_gone(error):
             raise
         return {}
+
+
+def _is_gone(error: Exception) -> bool:
+    """Return whether a service says that there is no such thing. (Without an import: the command names its extra.)"""
+    code = getattr(error, "response", {}).get("Error", {}).get("Code", "")
+    return any(word in code for word in _GONE)
 
 
 def _pages(client: Any, operation: str, field: str, **params: Any) -> Iterator[Any]:
@@ -127,8 +132,8 @@ def _pages(client: Any, operation: str, field: str, **params: Any) -> Iterator[A
     try:
         for page in client.get_paginator(operation).paginate(**params):
             yield from page.get(field) or []
-    except ClientError as error:
-        if not any(word in error.response.get("Error", {}).get("Code", "") for word in _GONE):
+    except Exception as error:
+        if not _is_gone(error):
             raise
 
 
@@ -252,6 +257,14 @@ for worlds of this machine that live. Call it when no other machine trains with 
 def main() -> None:
     """Run the command line."""
     options = parse(LeftoverOptions, sys.argv[1:], usage=_USAGE)
+    if importlib.util.find_spec("boto3") is None:
+        raise ConfigError(
+            f"ddppo.domains.cloud needs packages that are not installed: {install_command('cloud')}"
+        )
+
+    # Only now: it needs the packages of the extra.
+    from ddppo.domains.cloud.access import Access, Endpoint
+
     access = Access(
         Endpoint(options.endpoint_url, options.allow_real_cloud, options.account_id, options.name_prefix)
     )
