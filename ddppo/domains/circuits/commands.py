@@ -28,6 +28,7 @@ from ddppo.domains.circuits.optimise import (
     random_walk,
     read_rewrites,
     repeated,
+    rewriter_of,
     search,
     started,
 )
@@ -36,6 +37,7 @@ from ddppo.domains.circuits.quantum import Circuit, equivalence
 from ddppo.domains.circuits.quantum.benchmarks import noted
 from ddppo.domains.circuits.quantum.costs import COSTS, Cost, counts, measures, qualified
 from ddppo.domains.circuits.quantum.costs import cost as cost_named
+from ddppo.domains.circuits.quantum.coupling import coupling as coupling_named
 from ddppo.domains.circuits.quantum.drawing import as_svg, as_text
 from ddppo.domains.circuits.quantum.gate_sets import GATE_SETS, NAM, GateSet
 from ddppo.domains.circuits.quantum.gate_sets import gate_set as gate_set_named
@@ -43,7 +45,7 @@ from ddppo.domains.circuits.quantum.qasm_reader import as_qasm, write
 from ddppo.domains.circuits.quantum.qasm_reader import parse as parse_qasm
 from ddppo.domains.circuits.quantum.rewriting import Rewriter, merged
 from ddppo.domains.circuits.quantum.rule_search import RULES_USAGE, RulesOptions, search_rules
-from ddppo.domains.circuits.task.board import rewriter as rewriter_of
+from ddppo.domains.circuits.task.board import rewriter as rewriter_named
 from ddppo.domains.circuits.task.board import rules_digest
 from ddppo.errors import ConfigError, StorageError, TrainingError, near
 from ddppo.files import write_json, write_text
@@ -172,7 +174,12 @@ class OptimiseOptions:
         "gate_count, or the run's, if null",
     )
     gate_set: str = setting(NAM.name, "of the file that is written and of the cost", choices=_GATE_SETS)
-    rules: str | None = setting(None, "a file of rules; the package's or the run's if null")
+    rules: str | None = setting(
+        None, "a file of rules, or an ECC file of Quartz (.json); the package's or the run's if null"
+    )
+    coupling: str | None = setting(
+        None, "pairs of qubits that may have a cx: line, ring, grid:3x4, 0-1,1-2, or a file; all if null"
+    )
     start: str = setting(
         "merge", "merge the rotations first, or begin from the circuit as given", choices=STARTS
     )
@@ -241,17 +248,24 @@ def _job(options: OptimiseOptions) -> Job:
     original = noted(options.circuit).circuit
     if not len(original):
         raise ConfigError(f"circuit={options.circuit}: it has no gates, so there is nothing to make smaller")
-    policy = None if options.run is None else policy_of_run(options.run, options.checkpoint, options.rules)
+    policy = (
+        None
+        if options.run is None
+        else policy_of_run(options.run, options.checkpoint, options.rules, options.coupling)
+    )
     keywords: dict[str, Any] = {} if policy is None else dict(policy.keywords)
     gate_set = gate_set_named(options.gate_set)
     keywords["cost"] = qualified(options.cost or keywords.get("cost", "gate_count"), gate_set)
     keywords["rules"] = options.rules or keywords.get("rules")
+    keywords["coupling"] = options.coupling or keywords.get("coupling")
+    if keywords["coupling"] is not None:
+        coupling_named(keywords["coupling"], original.num_qubits).check(original, options.circuit)
     cost = cost_named(keywords["cost"])
     gate_set.of(original)  # raises ConfigError for a rotation that it cannot write
     start = started(original, options.start)
     if start == original or cost(start) > cost(original):  # merging moves rotations, which may add depth
         start = original
-    rewriter = rewriter_of(keywords["rules"])
+    rewriter = rewriter_named(keywords["rules"], keeps_pairs=keywords["coupling"] is not None)
     return Job(original, start, keywords["cost"], cost, rewriter, keywords, gate_set, policy)
 
 
@@ -371,7 +385,7 @@ def replay(options: ReplayOptions) -> int:
     # Repeat the rewrites, from the start that the file names, and compare the result with the original as unitaries.
     original = noted(options.circuit).circuit
     held = read_rewrites(Path(options.rewrites[0]))
-    made = repeated(held, original, rewriter_of(options.rules))
+    made = repeated(held, original, rewriter_of(held, options.rules))
     start = " of the circuit with its rotations merged" if held.start == "merge" else ""
     print(f"{options.circuit}: {counts(original)}")
     print(f"after {len(held.rewrites)} rewrites{start}: {counts(made)}", flush=True)

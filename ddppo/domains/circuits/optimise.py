@@ -400,12 +400,13 @@ class RunPolicy:
     keywords: dict[str, Any]  # of CircuitEnv, as in the run
 
 
-def policy_of_run(folder: str, which: str, rules: str | None) -> RunPolicy:
+def policy_of_run(folder: str, which: str, rules: str | None, coupling: str | None = None) -> RunPolicy:
     """Return the policy of a run. Raises ConfigError if it cannot act on other circuits or by these rules.
 
     Args:
         which: last, best or the path of a checkpoint.
         rules: the user's file of rules, if any.
+        coupling: the user's coupling map, if any; it leaves out rules.
     """
     run_dir = Path(folder)
     if not (run_dir / "config.yaml").is_file():
@@ -421,6 +422,11 @@ def policy_of_run(folder: str, which: str, rules: str | None) -> RunPolicy:
         )
     # The policy has an output for each rule: with other rules, its outputs would mean something else.
     learned = config.env.kwargs.get("rules")
+    if coupling is not None and config.env.kwargs.get("coupling") is None:
+        raise ConfigError(
+            f"coupling={coupling}: run={folder} was trained without a coupling map, so with other rules: leave run= "
+            "out, or use a run that was trained with env.coupling= of any map"
+        )
     if rules is not None and rules_digest(rewriter(rules)) != rules_digest(rewriter(learned)):
         raise ConfigError(
             f"rules={rules}: its rules are not those that run={folder} was trained by: leave rules= out, for the run's"
@@ -478,6 +484,18 @@ def read_rewrites(path: Path) -> Rewrites:
         raise ConfigError(f"rewrites={path}: its start={start} is none of {', '.join(STARTS)}")
     verified = str(held.get("verified", ""))
     return Rewrites(path, start, pairs, original, rules, smaller, verified, improvements)
+
+
+def rewriter_of(held: Rewrites, rules: str | None) -> Rewriter:
+    """Return the rules of a file (null: the package's) by which the rewrites were found: all, or those that keep pairs.
+
+    If neither are, return all; `repeated` then raises the error.
+    """
+    for keeps_pairs in (False, True):
+        found = rewriter(rules, keeps_pairs=keeps_pairs)
+        if held.rules in (None, rules_digest(found)):
+            return found
+    return rewriter(rules)
 
 
 def repeated(held: Rewrites, original: Circuit, rewriter: Rewriter) -> Circuit:

@@ -13,7 +13,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from ddppo.config.fields import setting
-from ddppo.domains.circuits.optimise import Rewrites, read_rewrites, repeated, started
+from ddppo.domains.circuits.optimise import Rewrites, read_rewrites, repeated, rewriter_of, started
 from ddppo.domains.circuits.quantum import Circuit, equivalence
 from ddppo.domains.circuits.quantum.benchmarks import noted
 from ddppo.domains.circuits.quantum.circuit import Gate
@@ -22,7 +22,6 @@ from ddppo.domains.circuits.quantum.drawing import as_svg, as_text, label, wire_
 from ddppo.domains.circuits.quantum.gate_sets import GATE_SETS, NAM, GateSet, gate_set
 from ddppo.domains.circuits.quantum.others import OPTIMISERS, installed, optimised
 from ddppo.domains.circuits.quantum.rewriting import Rewriter, differing_gates, merged
-from ddppo.domains.circuits.task.board import rewriter as rewriter_of
 from ddppo.domains.circuits.task.journal import FOLDER
 from ddppo.errors import ConfigError, in_one_line
 from ddppo.files import write_text
@@ -69,8 +68,7 @@ def compare(options: CompareOptions) -> int:
             raise ConfigError(f"html={options.html}: a file that ends in .html, in a folder that is there")
     # 1. Read all files, and repeat all rewrites.
     original, names, _ = noted(options.circuit)
-    rewriter = rewriter_of(options.rules)
-    results = [each for given in options.results for each in _read(given, original, rewriter)]
+    results = [each for given in options.results for each in _read(given, original, options.rules)]
     results.append(Result("rotations merged", merged(original)))
     # 2. Other optimisers, and a verdict on every circuit.
     if options.others:
@@ -82,12 +80,12 @@ def compare(options: CompareOptions) -> int:
     print(f"{options.circuit}: {counts(original, chosen)}\n")
     print(_table(original, results, chosen))
     if options.html is not None:
-        write_text(Path(options.html), page(options, original, names, results, rewriter))
+        write_text(Path(options.html), page(options, original, names, results))
         print(f"\n{options.html}: circuits before and after, cost over time, and each rewrite")
     return 0 if all(each.is_equal for each in results) else 1
 
 
-def _read(given: str, original: Circuit, rewriter: Rewriter) -> list[Result]:
+def _read(given: str, original: Circuit, rules: str | None) -> list[Result]:
     """Return the circuits of a file, or the one of a run folder that started from the original. Raises ConfigError."""
     path = Path(given)
     if path.is_dir():
@@ -100,9 +98,9 @@ def _read(given: str, original: Circuit, rewriter: Rewriter) -> list[Result]:
             raise ConfigError(
                 f"results={given}: its circuits ({held}) do not start from the original circuit"
             )
-        return [_of_rewrites(each, f"{path.name}, {each.stem}", original, rewriter) for each in fitting]
+        return [_of_rewrites(each, f"{path.name}, {each.stem}", original, rules) for each in fitting]
     if path.suffix == ".json":
-        return [_of_rewrites(path, path.stem, original, rewriter)]
+        return [_of_rewrites(path, path.stem, original, rules)]
     circuit = noted(given).circuit
     if circuit.num_qubits != original.num_qubits:
         raise ConfigError(
@@ -117,9 +115,9 @@ def _starts_from(path: Path, original: Circuit) -> bool:
     return held.original is not None and held.original.canonical() == original.canonical()
 
 
-def _of_rewrites(path: Path, name: str, original: Circuit, rewriter: Rewriter) -> Result:
+def _of_rewrites(path: Path, name: str, original: Circuit, rules: str | None) -> Result:
     held = read_rewrites(path)
-    circuit = repeated(held, original, rewriter)
+    circuit = repeated(held, original, rewriter_of(held, rules))
     found = [each for each in held.improvements if "wall_s" in each and "gates" in each]
     return Result(name, circuit, found[-1]["wall_s"] if found else None, found, held)
 
@@ -181,7 +179,6 @@ def page(
     original: Circuit,
     names: Sequence[str] | None,
     results: Sequence[Result],
-    rewriter: Rewriter,
 ) -> str:
     """Return the HTML page."""
     names = wire_names(original, names)
@@ -199,7 +196,8 @@ def page(
     data = {
         "wires": list(names),
         "paths": [
-            {"name": each.name} | _steps(each.rewrites, original, rewriter, gates, drawn)
+            {"name": each.name}
+            | _steps(each.rewrites, original, rewriter_of(each.rewrites, options.rules), gates, drawn)
             for each in told
             if each.rewrites is not None
         ],

@@ -19,6 +19,8 @@ from ddppo.domains.circuits import PLUGIN
 from ddppo.domains.circuits.quantum import Circuit
 from ddppo.domains.circuits.quantum.benchmarks import program
 from ddppo.domains.circuits.quantum.costs import Cost
+from ddppo.domains.circuits.quantum.coupling import coupling as coupling_named
+from ddppo.domains.circuits.quantum.coupling import keeps_pairs as rule_keeps_pairs
 from ddppo.domains.circuits.quantum.ecc import read
 from ddppo.domains.circuits.quantum.rewriting import Rewriter
 from ddppo.domains.circuits.quantum.rules import packaged
@@ -231,8 +233,13 @@ class Start(NamedTuple):
     cost: float
 
 
-def starts(given: str | Sequence[str], cost: Cost) -> tuple[Start, ...]:
-    """Return the circuits for a benchmark's name, a QASM path, or a list of these. Raises ConfigError."""
+def starts(
+    given: str | Sequence[str], cost: Cost, coupling: str | Sequence[str] | None = None
+) -> tuple[Start, ...]:
+    """Return the circuits for a benchmark's name, a QASM path, or a list of these.
+
+    Raises ConfigError, also for a circuit with a cx outside the coupling map.
+    """
     names = [given] if isinstance(given, str) else given
     if not isinstance(names, Sequence) or not names or not all(isinstance(name, str) for name in names):
         raise ConfigError(
@@ -245,7 +252,10 @@ def starts(given: str | Sequence[str], cost: Cost) -> tuple[Start, ...]:
     found = []
     for name in names:
         # The board takes circuits in canonical order.
-        circuit = program(name).circuit.canonical()
+        given_circuit = program(name).circuit
+        if coupling is not None:
+            coupling_named(coupling, given_circuit.num_qubits).check(given_circuit, name)
+        circuit = given_circuit.canonical()
         if not len(circuit):
             raise ConfigError(
                 f"circuit={name}: it has no gates, so there is nothing to rewrite: leave it out"
@@ -254,21 +264,31 @@ def starts(given: str | Sequence[str], cost: Cost) -> tuple[Start, ...]:
     return tuple(found)
 
 
-def rewriter(path: str | None) -> Rewriter:
-    """Return the rules of a file (null: the package's), compiled once in a process. Raises ConfigError."""
+def rewriter(path: str | None, *, keeps_pairs: bool = False) -> Rewriter:
+    """Return the rules of a file (null: the package's), compiled once in a process. Raises ConfigError.
+
+    Args:
+        keeps_pairs: only rules that put a cx on no other pair of qubits, for circuits with a coupling map.
+    """
     # The cache is keyed by content, so that a changed file is read again.
     if path is None:
-        return _ready(None, b"")
+        return _ready(None, b"", keeps_pairs)
     try:
         content = hashlib.sha256(Path(path).read_bytes()).digest()
     except OSError:
         content = b""  # the reader raises the error
-    return _ready(str(path), content)
+    return _ready(str(path), content, keeps_pairs)
 
 
 @functools.lru_cache(maxsize=4)
-def _ready(path: str | None, content: bytes) -> Rewriter:
-    return Rewriter((packaged() if path is None else read(Path(path))).rules)
+def _ready(path: str | None, content: bytes, keeps_pairs: bool) -> Rewriter:
+    rules = (packaged() if path is None else read(Path(path))).rules
+    kept = [rule for rule in rules if not keeps_pairs or rule_keeps_pairs(rule)]
+    if not kept:
+        raise ConfigError(
+            f"rules={path}: each of its rules puts a cx on other qubits, so none is left with coupling="
+        )
+    return Rewriter(kept)
 
 
 @functools.lru_cache(maxsize=4)

@@ -68,6 +68,7 @@ class CircuitEnv(gym.Env):
         circuit: str | Sequence[str],
         cost: str = "gate_count",
         rules: str | None = None,
+        coupling: str | Sequence[str] | None = None,
         sizes: Mapping[str, Any] | None = None,
         episode: Mapping[str, Any] | None = None,
         buffer: Mapping[str, Any] | None = None,
@@ -81,8 +82,8 @@ class CircuitEnv(gym.Env):
         self._buffer = settings.of(settings.BufferSettings, "buffer", buffer)
         given_sizes = settings.of(settings.SizeSettings, "sizes", sizes)
         self._cost_of = cost_named(cost)
-        self.starts = starts(circuit, self._cost_of)
-        self.rewriter = rewriter(rules)
+        self.starts = starts(circuit, self._cost_of, coupling)
+        self.rewriter = rewriter(rules, keeps_pairs=coupling is not None)
         # 2. The board, and spaces of its sizes.
         self._sizes = max_nodes, max_pairs = sized(given_sizes, self.starts, self.rewriter, self._episode)
         self._board = CircuitBoard(self.rewriter, max_nodes, max_pairs, self._episode)
