@@ -69,7 +69,7 @@ class Plugin:
     samplers: Mapping[str, str] = field(default_factory=dict)
     # {prefix of metrics' names: a tuple of ddppo.records.metrics.Metric}
     metrics: Mapping[str, str] = field(default_factory=dict)
-    # {kind of actions that no VecEnv takes: a ddppo.loop.evaluation.Evaluator}
+    # {import path of a task's journal, or a kind of actions that no VecEnv takes: a ddppo.loop.evaluation.Evaluator}
     evaluators: Mapping[str, str] = field(default_factory=dict)
     # The extra of ddppo (an optional dependency) that its tasks need.
     extra: str | None = None

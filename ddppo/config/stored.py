@@ -36,6 +36,7 @@ _OF_ALL_VARIANTS: dict[str, dict[str, Any]] = {
         **{"conv_layers": [], "resnet_channels": [16, 32, 32], "image_encoder": "cnn", "encoders": {}},
         **{"vector_sizes": [64], "image_features": 256, "image_layout": "auto", "pixel_max": 255.0},
         **{"precision": "float32", "graph_conv": "qgnn", "graph_layers": 4, "graph_width": 128},
+        **{"observe": "features", "prior": 3.0, "limit": 3.0, "value_width": 16},
         **{"graph_prior": 3.0, "temperature": None, "token_width": 64, "token_layers": 2, "token_heads": 4},
         **{"turn_tokens": 64, "obs_tokens": 256, "hf_path": None, "lora_rank": 8},
         **{"lora_alpha": None, "lora_targets": [], "gradient_checkpointing": False},

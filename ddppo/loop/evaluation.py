@@ -336,8 +336,9 @@ class Evaluator:
 
 
 def evaluator_of(spec: EnvSpec) -> type[Evaluator]:
-    """Return the class that evaluates policies in tasks with this kind of actions."""
-    path = added("evaluators").get(spec.action.kind)
+    """Return the class that evaluates policies in tasks with this journal, or with this kind of actions."""
+    of_plugins = added("evaluators")
+    path = of_plugins.get(spec.journal or "") or of_plugins.get(spec.action.kind)
     if path is None:
         return Evaluator
     found: type[Evaluator] = imported(path)

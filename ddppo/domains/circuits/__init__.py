@@ -8,8 +8,12 @@ from ddppo.plugins import Plugin
 
 PLUGIN = Plugin(
     package=__name__,
-    models={"gnn": f"{__name__}.model:GNN"},
-    settings={"model/gnn": f"{__name__}.settings:GnnSettings"},
+    models={"gnn": f"{__name__}.model:GNN", "pairs": f"{__name__}.pairs:PairPolicy"},
+    settings={
+        "model/gnn": f"{__name__}.settings:GnnSettings",
+        "model/pairs": f"{__name__}.settings:PairSettings",
+    },
+    evaluators={f"{__name__}.task.journal:CircuitJournal": f"{__name__}.pairs:SearchEvaluator"},
     tasks={
         "ddppo/Circuit-v0": {
             "entry_point": f"{__name__}.task.env:CircuitEnv",

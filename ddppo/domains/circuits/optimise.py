@@ -87,7 +87,7 @@ class Walk:
 
     def _step(self) -> None:
         for i, (env, action) in enumerate(zip(self._envs, self._choose(self._obs), strict=True)):
-            rule = self._obs[i]["pairs"][action, 1]
+            rule = env.pairs[action, 1]
             self._num_rewrites += int(rule != env.rewriter.nop)
             self._obs[i], _, terminated, truncated, _ = env.step(action)
             if terminated or truncated:
@@ -330,7 +330,33 @@ class SearchDisplay:
 # -- Walks by the policy of a run. Only these import torch, and only in the worker processes. ------------------------
 
 
-_NUM_ENVS = 16  # environments of a walk: the batch of one forward pass
+_NUM_ENVS = 16  # environments of a walk by a graph network: the batch of one forward pass
+
+
+class ByPairs:
+    """Samples rewrites from a `model=pairs`, whose logits are sums of a few weights: a decision takes microseconds.
+
+    The choice to change nothing is masked: it ends an episode, and the best circuit is kept anyway.
+    """
+
+    def __init__(self, policy: Any, envs: Sequence[CircuitEnv], rngs: Sequence[np.random.Generator]) -> None:
+        self._weights = policy.table()
+        self._prior, self._limit = policy.prior, policy.limit
+        self._envs, self._rngs = envs, rngs
+
+    def __call__(self, obs: Sequence[Obs]) -> list[int]:
+        return [self._choose(*each) for each in zip(obs, self._envs, self._rngs, strict=True)]
+
+    def _choose(self, obs: Obs, env: CircuitEnv, rng: np.random.Generator) -> int:
+        number = int(obs["num_pairs"][0])
+        learned = self._weights[obs["features"][:number]].sum(axis=1)
+        if self._limit is not None:
+            learned = self._limit * np.tanh(learned / self._limit)
+        logits = learned - self._prior * obs["growth"][:number]
+        chances = np.exp(logits - logits.max())
+        chances *= env.pairs[:number, 1] != env.rewriter.nop
+        sums = np.cumsum(chances)
+        return int(np.searchsorted(sums, rng.random() * sums[-1], side="right")) if sums[-1] else 0
 
 
 class ByPolicy:
@@ -377,9 +403,18 @@ def policy_walk(env: Mapping[str, Any], config: Config, path: Path, index: int, 
     # Another circuit has observations of other sizes.
     of_env = dataclasses.replace(config.env, kwargs=dict(env))
     of_walk = dataclasses.replace(config, device="cpu", env=of_env, other_spaces=True)
-    indices = range(index * _NUM_ENVS, (index + 1) * _NUM_ENVS)
+    is_cheap = config.model.name == "pairs"  # no batch is needed: one environment, as at random
+    number = 1 if is_cheap else _NUM_ENVS
+    indices = range(index * number, (index + 1) * number)
     envs = [CircuitEnv(**env) for _ in indices]
-    choose = ByPolicy(of_walk, path, envs[0], [stream(seed, "action", 0, i) for i in indices])
+    rngs = [stream(seed, "action", 0, i) for i in indices]
+    choose: Choose
+    if is_cheap:
+        from ddppo.loop.evaluation import load_policy
+
+        choose = ByPairs(load_policy(of_walk, checkpoint.load(path)).model, envs, rngs)
+    else:
+        choose = ByPolicy(of_walk, path, envs[0], rngs)
     return Walk(envs, choose, [derived_seed(seed, "env", i) for i in indices])
 
 
@@ -418,7 +453,7 @@ def policy_of_run(folder: str, which: str, rules: str | None, coupling: str | No
         )
     if config.model.name in _FIXED_SIZE_MODELS:
         raise ConfigError(
-            f"run={folder}: its model {config.model.name} takes circuits of one size alone: use a run with model=gnn"
+            f"run={folder}: its model {config.model.name} takes circuits of one size alone: use a run with model=pairs"
         )
     # The policy has an output for each rule: with other rules, its outputs would mean something else.
     learned = config.env.kwargs.get("rules")

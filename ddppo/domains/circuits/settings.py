@@ -1,4 +1,4 @@
-"""Settings of model=gnn. Imports no torch."""
+"""Settings of model=pairs and model=gnn. Imports no torch."""
 
 from dataclasses import dataclass
 
@@ -7,6 +7,40 @@ from ddppo.config.model_settings import ModelSettings
 from ddppo.config.settings import Config
 from ddppo.errors import ConfigError
 from ddppo.scaling import BatchShape
+
+
+@dataclass(slots=True)
+class PairSettings(ModelSettings):
+    """A softmax over all pairs of a node and a rule, linear in features of the pair."""
+
+    name: str = setting("pairs", "this model's")
+    observe: str = setting(
+        "features",
+        "what env=circuit observes for it (env.observe): features of each rewrite",
+        choices=("features",),
+    )
+    prior: float = setting(
+        3.0,
+        "before learning, a rewrite that adds n gates is e^(-prior n) times as likely as one that adds none; 0 makes "
+        "all equal",
+        low=0,
+        high=20,
+    )
+    limit: float | None = setting(
+        3.0,
+        "bound of what learning adds to a logit, so that no rewrite becomes more than e^(2 limit) times as likely as "
+        "another beside the prior; null for none",
+        above=0,
+    )
+    value_width: int = setting(16, "units of the hidden layer of the value function", low=1, high=4096)
+
+    def check_run(self, config: Config, shape: BatchShape) -> None:
+        name = config.training.section
+        if config.training.normalize_obs:
+            raise ConfigError(
+                f"{name}.normalize_obs=true with model.name=pairs: its observations are places in a table, which must "
+                f"not be scaled: use {name}.normalize_obs=false"
+            )
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ import torch
 
 from ddppo.config.variants import settings_of
 from ddppo.domains.circuits.quantum import Circuit
-from ddppo.domains.circuits.task.settings import observation_space
+from ddppo.domains.circuits.task.settings import graph_space
 from ddppo.envs.encoding.gym_spaces import obs_spec
 from ddppo.models.build import build_model
 from ddppo.spaces import ActionSpec, EnvSpec
@@ -20,12 +20,12 @@ MAX_NODES, MAX_PAIRS, NUM_RULES = 26, 60, 9
 # Of rules nothing counts but how many gates they add; the last changes nothing.
 GROWTH = (0, -1, 2, 1, -2, 0, 1, -1, 0)
 RULES = [SimpleNamespace(source="ss", target="s" * (2 + growth)) for growth in GROWTH[:-1]]
-SPACE = observation_space(MAX_NODES, MAX_PAIRS, NUM_RULES)
+SPACE = graph_space(MAX_NODES, MAX_PAIRS, NUM_RULES)
 CONVOLUTIONS = ("qgnn", "gin", "attention")
 
 
 def spec_of(max_nodes=MAX_NODES, max_pairs=MAX_PAIRS, num_rules=NUM_RULES):
-    space = observation_space(max_nodes, max_pairs, num_rules)
+    space = graph_space(max_nodes, max_pairs, num_rules)
     return EnvSpec(obs_spec(space), ActionSpec("discrete", (max_pairs,)), max_pairs)
 
 

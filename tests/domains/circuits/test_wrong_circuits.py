@@ -100,7 +100,7 @@ def a_run(folder, env_id="ddppo/Circuit-v0", model="gnn", **kwargs):
     ("run_of", "more", "said"),
     [
         ({"env_id": "CartPole-v1"}, [], "it was trained on CartPole-v1, and only a run of env=circuit knows"),
-        ({"model": "mlp"}, [], "its model mlp takes circuits of one size alone: use a run with model=gnn"),
+        ({"model": "mlp"}, [], "its model mlp takes circuits of one size alone: use a run with model=pairs"),
         ({}, [], "has no checkpoint yet"),
         ({}, ["checkpoint=best"], "checkpoint=best: .*best.pt does not exist"),
         ({}, ["bias=1"], "bias=1 has no effect with run="),

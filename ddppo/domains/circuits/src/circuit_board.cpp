@@ -2,7 +2,7 @@
 // ddppo/domains/circuits/task/board.py.
 #include <cmath>
 
-#include "rewriting.hpp"
+#include "features.hpp"
 
 namespace {
 
@@ -22,17 +22,27 @@ void pack(const Gates& gates, uint8_t* packed) {
 }
 
 // Settings from Python: sizes of the arrays, and which actions are listed even where no rule matches: one that changes
-// nothing once (nop_once) or at each node (nop_at_nodes), and a wrong one at each node (wrong_at_nodes).
+// nothing once (nop_once) or at each node (nop_at_nodes), and a wrong one at each node (wrong_at_nodes). has_graph,
+// has_features: whether kinds, angles and edges are filled, and whether features are.
 struct Settings {
-  int32_t max_nodes, max_pairs, nop_once, nop_at_nodes, wrong_at_nodes;
+  int32_t max_nodes, max_pairs, nop_once, nop_at_nodes, wrong_at_nodes, has_graph, has_features;
 };
 
-// The arrays of an observation. Python owns their memory.
+// The arrays of an observation, and ages [max_nodes]. Python owns their memory.
 struct Row {
   int8_t* kinds;
   float* angles;
   int32_t *edges, *pairs, *num_nodes, *num_edges, *num_pairs;
   int8_t *fresh, *action_mask, *growth;
+  int32_t *features, *ages;
+};
+
+// A pair that matches, and where its features are kept.
+struct Choice {
+  int32_t node, rule, at;
+  bool operator<(const Choice& other) const {
+    return std::make_pair(node, rule) < std::make_pair(other.node, other.rule);
+  }
 };
 
 // The results of a call besides the observation; board.py reads them by these names.
@@ -48,7 +58,9 @@ struct Board {
   const Settings settings;
   const Row row;
   int64_t *offered, *applied;  // counts by rule, then that of the one that changes nothing
-  std::vector<std::pair<int32_t, int32_t>> choices;
+  PairFeatures pair_features;
+  std::vector<Choice> choices;
+  std::vector<int32_t> places;  // kNumFeatures of each pair that matches
 
   int32_t nop() const { return rules.size(); }
 
@@ -64,26 +76,32 @@ struct Board {
     if (rule == nop()) {
       clear_fresh();
       if (node >= 0) row.fresh[node] = 1;
+      if (settings.has_features) show(gates, num_qubits, facts);  // features depend on what is fresh
       return kUnchanged;
     }
     // A rewrite: show its result, with the gates that it inserted marked as fresh.
     applied[rule]++;
     Dag dag(gates, num_qubits);
     std::vector<uint8_t> marks;
-    rules.apply(dag, node, rule, result, marks);
-    show(result, num_qubits, facts);
+    std::vector<int32_t> origins, before(row.ages, row.ages + gates.size());
+    rules.apply(dag, node, rule, result, marks, &origins);
+    clear_fresh();
     std::copy(marks.begin(), marks.end(), row.fresh);
+    for (size_t i = 0; i < origins.size(); i++) row.ages[i] = origins[i] < 0 ? 0 : std::min(before[origins[i]] + 1, kOld);
+    show(result, num_qubits, facts);
     return kRewritten;
   }
 
-  // Fill the observation from a circuit in canonical order; `fresh` becomes 0.
+  // Fill the observation from a circuit in canonical order; `fresh` and `ages` are set before.
   void show(const Gates& gates, int32_t num_qubits, Facts& facts) {
     Dag dag(gates, num_qubits);
-    show_nodes(dag);
-    show_edges(dag);
+    *row.num_nodes = dag.size();
+    if (settings.has_graph) {
+      show_nodes(dag);
+      show_edges(dag);
+    }
     list_pairs(dag, facts);
     show_pairs(dag.size());
-    clear_fresh();
     facts.num_gates = dag.size();
     facts.depth = depth(gates, num_qubits);
     digest_in_order(gates, num_qubits, facts.digest);
@@ -104,7 +122,6 @@ struct Board {
   void show_nodes(const Dag& dag) {
     std::fill_n(row.kinds, settings.max_nodes, int8_t(-1));
     std::fill_n(row.angles, 2 * settings.max_nodes, 0.0f);
-    *row.num_nodes = dag.size();
     for (int32_t i = 0; i < dag.size(); i++) {
       const Gate& gate = dag.gates[i];
       row.kinds[i] = int8_t(gate.kind);
@@ -129,14 +146,23 @@ struct Board {
   // List the pairs of a node and a rule that matches there, ascending. Rules that could exceed max_nodes are left out.
   void list_pairs(Dag& dag, Facts& facts) {
     const int32_t room_of_nodes = settings.max_nodes - dag.size();
-    choices.clear();
+    choices.clear(), places.clear();
     facts.num_too_large = 0;
+    if (settings.has_features) pair_features.begin(dag, row.fresh, row.ages);
     for (int32_t g = 0; g < dag.size(); g++) {
       const size_t first = choices.size();
-      rules.matches(dag, g, [&](int32_t begin, int32_t end) {
-        for (int32_t rule = begin; rule < end; rule++)
-          if (rules.growth(rule) <= room_of_nodes) choices.emplace_back(g, rule);
-          else facts.num_too_large++;
+      rules.matches(dag, g, [&](int32_t begin, int32_t end, const Found& found) {
+        if (settings.has_features) pair_features.match(dag, begin, found);
+        for (int32_t rule = begin; rule < end; rule++) {
+          if (rules.growth(rule) > room_of_nodes) {
+            facts.num_too_large++;
+            continue;
+          }
+          choices.push_back({g, rule, int32_t(places.size())});
+          if (!settings.has_features) continue;
+          places.resize(places.size() + kNumFeatures);
+          pair_features.write(dag, rule, &places[places.size() - kNumFeatures]);
+        }
       });
       std::sort(choices.begin() + first, choices.end());
     }
@@ -145,8 +171,8 @@ struct Board {
     const int64_t room = settings.max_pairs - num_always(dag.size());
     facts.num_without_room = std::max<int64_t>(0, int64_t(choices.size()) - room);
     if (!facts.num_without_room) return;
-    const auto worth = [&](const std::pair<int32_t, int32_t>& choice) {
-      return std::make_tuple(rules.growth(choice.second), choice.second, choice.first);
+    const auto worth = [&](const Choice& choice) {
+      return std::make_tuple(rules.growth(choice.rule), choice.rule, choice.node);
     };
     std::nth_element(choices.begin(), choices.begin() + room, choices.end(),
                      [&](const auto& a, const auto& b) { return worth(a) < worth(b); });
@@ -163,14 +189,19 @@ struct Board {
   void show_pairs(int32_t num_nodes) {
     int32_t* pair = row.pairs;
     int8_t* growth = row.growth;
-    const auto add = [&](int32_t node, int32_t rule) {
+    int32_t* features = row.features;
+    const auto add = [&](int32_t node, int32_t rule, int32_t at = -1) {
       pair[0] = node, pair[1] = rule, pair += 2;
       *growth++ = rule < nop() ? int8_t(rules.growth(rule)) : int8_t(0);
+      if (!settings.has_features) return;
+      if (at < 0) pair_features.write_nop(features);
+      else std::copy_n(&places[at], kNumFeatures, features);
+      features += kNumFeatures;
     };
     if (settings.nop_once) add(-1, nop());
     auto choice = choices.begin();
     for (int32_t g = 0; g < num_nodes; g++) {
-      for (; choice != choices.end() && choice->first == g; ++choice) add(g, choice->second);
+      for (; choice != choices.end() && choice->node == g; ++choice) add(g, choice->rule, choice->at);
       if (settings.nop_at_nodes) add(g, nop());
       if (settings.wrong_at_nodes) add(g, nop() + 1);
     }
@@ -179,6 +210,7 @@ struct Board {
     *row.num_pairs = int32_t(count);
     std::fill(pair, row.pairs + 2 * settings.max_pairs, -1);
     std::fill(growth, row.growth + settings.max_pairs, int8_t(0));
+    if (settings.has_features) std::fill(features, row.features + kNumFeatures * settings.max_pairs, 0);
     std::fill_n(row.action_mask, count, int8_t(1));
     std::fill(row.action_mask + count, row.action_mask + settings.max_pairs, int8_t(0));
   }
@@ -195,17 +227,21 @@ void* board_new(const void* rules, const int32_t* settings, const int64_t* row, 
   const auto bytes = [&](int i) { return static_cast<int8_t*>(at(i)); };
   return new Board{
       *static_cast<const Rules*>(rules),
-      {settings[0], settings[1], settings[2], settings[3], settings[4]},
+      {settings[0], settings[1], settings[2], settings[3], settings[4], settings[5], settings[6]},
       {bytes(0), static_cast<float*>(at(1)), integers(2), integers(3), integers(4), integers(5), integers(6), bytes(7),
-       bytes(8), bytes(9)},
+       bytes(8), bytes(9), integers(10), integers(11)},
       offered,
       applied,
+      PairFeatures(*static_cast<const Rules*>(rules)),
+      {},
       {}};
 }
 
 void board_free(void* board) { delete static_cast<Board*>(board); }
 
-// Write the observation of a circuit in canonical order.
+int64_t board_num_weights(const void* rules) { return num_weights(static_cast<const Rules*>(rules)->size()); }
+
+// Write the observation of a circuit in canonical order; Python has set fresh and ages.
 void board_show(void* board, int64_t n, int32_t num_qubits, const uint8_t* packed, void* facts) {
   static_cast<Board*>(board)->show(unpacked(n, packed), num_qubits, *static_cast<Facts*>(facts));
 }

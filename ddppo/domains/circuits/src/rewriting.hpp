@@ -6,6 +6,7 @@
 // All sources are matched at once by a tree of their steps, so that common beginnings are checked once.
 #pragma once
 #include <map>
+#include <type_traits>
 
 #include "pattern.hpp"
 
@@ -28,7 +29,11 @@ class Rules {
     return int32_t(rules_[rule].target.size()) - int32_t(rules_[rule].source.size());
   }
 
-  // Call report(first rule, last rule + 1) for each run of rules whose source matches with its first gate at `gate`.
+  const std::vector<SymbolicGate>& target(int32_t rule) const { return rules_[rule].target; }
+  const Source& source(int32_t rule) const { return sources_[rule]; }
+
+  // Call report(first rule, last rule + 1) for each run of rules whose source matches with its first gate at `gate`, or
+  // report(first rule, last rule + 1, found) with the gates and wires of the match.
   template <class Report>
   void matches(Dag& dag, int32_t gate, Report&& report) const {
     Found found;
@@ -36,8 +41,11 @@ class Rules {
   }
 
   // Apply `rule` at `gate`. `result` is the new circuit in canonical order; `marks` are 1 at the gates inserted and at
-  // those just before them. Return false if the rule does not match.
-  bool apply(Dag& dag, int32_t gate, int32_t rule, Gates& result, std::vector<uint8_t>& marks) const;
+  // those just before them; `origins`, if given, are the gates' numbers before, -1 for the gates inserted. Return false
+  // if the rule does not match.
+  bool apply(
+      Dag& dag, int32_t gate, int32_t rule, Gates& result, std::vector<uint8_t>& marks,
+      std::vector<int32_t>* origins = nullptr) const;
 
  private:
   // A place to look for the next gate, and the branches to follow by the kind of gate there.
@@ -60,7 +68,10 @@ class Rules {
         const Branch& branch = branches_[i];
         if (!take(dag, branch.step, gate, depth, found)) continue;
         if (!branch.runs.empty() && is_convex(dag, sources_[branch.runs[0].first], found))
-          for (const auto& [begin, end] : branch.runs) report(begin, end);
+          for (const auto& [begin, end] : branch.runs) {
+            if constexpr (std::is_invocable_v<Report&, int32_t, int32_t>) report(begin, end);
+            else report(begin, end, found);
+          }
         if (!branch.probes.empty()) descend(dag, i, depth + 1, gate, found, report);
       }
     }
@@ -154,7 +165,9 @@ inline bool Rules::is_convex(Dag& dag, const Source& source, const Found& found)
   return true;
 }
 
-inline bool Rules::apply(Dag& dag, int32_t gate, int32_t rule, Gates& result, std::vector<uint8_t>& marks) const {
+inline bool Rules::apply(
+    Dag& dag, int32_t gate, int32_t rule, Gates& result, std::vector<uint8_t>& marks,
+    std::vector<int32_t>* origins) const {
   // 1. Find the gates of the source.
   const Source& source = sources_[rule];
   Found found;
@@ -169,14 +182,16 @@ inline bool Rules::apply(Dag& dag, int32_t gate, int32_t rule, Gates& result, st
   for (size_t k = 0; k < source.steps.size(); k++) side[found.gates[k]] = kTaken;
   Gates gates;
   std::vector<uint8_t> marked;
+  std::vector<int32_t> from;
   gates.reserve(dag.size() + kMostGates), marked.reserve(dag.size() + kMostGates);
+  from.reserve(dag.size() + kMostGates);
   std::vector<int32_t> place(dag.size(), -1);
   for (int32_t i = 0; i < dag.size(); i++) {
     for (int p = 0; p < dag.gates[i].num_ports(); p++)
       if (const int32_t b = dag.before(i, p); side[i] != kTaken && b >= 0 && side[b] != kBefore) side[i] = kAfter;
     if (side[i] != kBefore) continue;
     place[i] = int32_t(gates.size());
-    gates.push_back(dag.gates[i]), marked.push_back(0);
+    gates.push_back(dag.gates[i]), marked.push_back(0), from.push_back(i);
   }
   // 3. Mark the gates just before the source, on each of its wires.
   int16_t wires[kMostWires];
@@ -193,12 +208,16 @@ inline bool Rules::apply(Dag& dag, int32_t gate, int32_t rule, Gates& result, st
     angle &= kTurn - 1;
     if (each.kind == RZ && angle == 0) continue;
     gates.push_back({each.kind, {wires[each.wires[0]], each.kind == CX ? wires[each.wires[1]] : int16_t(-1)}, angle});
-    marked.push_back(1);
+    marked.push_back(1), from.push_back(-1);
   }
   // 5. Put the result in canonical order.
   for (int32_t i = 0; i < dag.size(); i++)
-    if (side[i] == kAfter) gates.push_back(dag.gates[i]), marked.push_back(0);
+    if (side[i] == kAfter) gates.push_back(dag.gates[i]), marked.push_back(0), from.push_back(i);
   result.clear(), marks.clear();
-  for (const int32_t i : canonical_order(gates, dag.num_qubits)) result.push_back(gates[i]), marks.push_back(marked[i]);
+  if (origins) origins->clear();
+  for (const int32_t i : canonical_order(gates, dag.num_qubits)) {
+    result.push_back(gates[i]), marks.push_back(marked[i]);
+    if (origins) origins->push_back(from[i]);
+  }
   return true;
 }

@@ -28,7 +28,8 @@ from ddppo.domains.circuits.task.settings import (
     GATE_BYTES,
     EpisodeSettings,
     SizeSettings,
-    observation_space,
+    feature_space,
+    graph_space,
     packed,
     unpacked,
 )
@@ -50,7 +51,10 @@ _IN_CPP = (
     "fresh",
     "action_mask",
     "growth",
+    "features",
+    "ages",
 )
+_OLD = 1 << 20  # age of the gates that an episode began with; kOld of C++
 
 
 class Choice(NamedTuple):
@@ -70,16 +74,34 @@ class CircuitBoard:
       fewest gates; ties go to the first rules, then to the first nodes.
     """
 
-    def __init__(self, rewriter: Rewriter, max_nodes: int, max_pairs: int, episode: EpisodeSettings) -> None:
-        space = observation_space(max_nodes, max_pairs, rewriter.num_rules, has_mask=episode.mask)
+    def __init__(
+        self,
+        rewriter: Rewriter,
+        max_nodes: int,
+        max_pairs: int,
+        episode: EpisodeSettings,
+        observe: str = "graph",  # one of task.settings.OBSERVE
+    ) -> None:
+        sizes = (max_nodes, max_pairs, rewriter.num_rules)
+        graph = graph_space(*sizes, has_mask=episode.mask)
+        features = feature_space(max_pairs, num_weights(rewriter))
+        has_graph, has_features = observe == "graph", observe == "features"
+        space = graph if has_graph else features
         # Counts of each rule: at nodes that were chosen, and chosen. C++ adds to them; `Counts` reads and clears them.
         self.offered = np.zeros(rewriter.num_rules, np.int64)
         self.applied = np.zeros(rewriter.num_rules, np.int64)
-        # The observation is one structured row, so that one copy of it is a copy of all arrays.
-        self._row = np.zeros((), np.dtype([(k, v.dtype, v.shape) for k, v in space.items()], align=True))
-        self._row["num_rules"] = rewriter.num_rules
+        # The observation is one structured row, so that one copy of it is a copy of all arrays. C++ also writes arrays
+        # that are not observed.
+        self._row = _zeros(space)
+        hidden = _zeros(dict(graph.items()) | dict(features.items()))
+        ages = np.full(max_nodes, _OLD, np.int32)
+        arrays = {name: (self._row if name in space.spaces else hidden)[name] for name in (*graph, *features)}
+        arrays["ages"] = ages
+        arrays["num_rules"][:] = rewriter.num_rules
+        arrays["num_weights"][:] = num_weights(rewriter)
         self._names = tuple(space)
-        self._num_pairs, self._fresh = self._row["num_pairs"], self._row["fresh"]
+        self.pairs, self._num_pairs, self._fresh = arrays["pairs"], arrays["num_pairs"], arrays["fresh"]
+        self._ages, self._arrays = ages, arrays
         self._facts = np.zeros(8, np.int64)  # struct Facts of C++: six numbers, then a digest of 16 bytes
         self._result = np.zeros(max_nodes * GATE_BYTES, np.uint8)
         self._at_facts, self._at_result = self._facts.ctypes.data, self._result.ctypes.data
@@ -88,9 +110,11 @@ class CircuitBoard:
         self._call = functions()
         # C++ keeps the addresses of these arrays, and writes to them in `show` and `choose`.
         once, at_nodes = episode.nop == "once", episode.nop == "nodes"
-        settings = np.array([max_nodes, max_pairs, once, at_nodes, not episode.mask], np.int32)
-        arrays = np.array([self._row[name].ctypes.data for name in _IN_CPP])
-        given = (settings, arrays, self.offered, self.applied)
+        settings = np.array(
+            [max_nodes, max_pairs, once, at_nodes, not episode.mask, has_graph, has_features], np.int32
+        )
+        addresses = np.array([arrays[name].ctypes.data for name in _IN_CPP])
+        given = (settings, addresses, self.offered, self.applied)
         self._board = self._call["new"](rewriter.handle, *(array.ctypes.data for array in given))
         weakref.finalize(self, self._call["free"], self._board)
 
@@ -108,13 +132,28 @@ class CircuitBoard:
         """The nodes that the last rewrite inserted, and the nodes just before its place."""
         return np.flatnonzero(self._fresh).tolist()
 
-    def show(self, circuit: Circuit, fresh: Sequence[int] = ()) -> None:
+    @property
+    def ages(self) -> list[int]:
+        """The rewrites since each gate was inserted; _OLD for gates that the episode began with."""
+        return self._ages[: len(self.circuit)].tolist()
+
+    @property
+    def status(self) -> np.ndarray:
+        """The array of the episode's state, which the environment writes (task.settings.feature_space)."""
+        status: np.ndarray = self._arrays["status"]
+        return status
+
+    def show(self, circuit: Circuit, fresh: Sequence[int] = (), ages: Sequence[int] | None = None) -> None:
         """Show a circuit in canonical order."""
         assert len(circuit) <= self._max_nodes, (len(circuit), self._max_nodes)
         self.circuit, self._packed = circuit, packed(circuit)
+        self._fresh[:] = 0
+        self._fresh[list(fresh)] = 1
+        self._ages[:] = _OLD
+        if ages is not None:
+            self._ages[: len(ages)] = ages
         self._call["show"](self._board, len(circuit), circuit.num_qubits, self._packed, self._at_facts)
         self._read_facts()
-        self._fresh[list(fresh)] = 1
 
     def choose(self, action: int) -> Choice:
         """Apply the pair in row `action`. If the outcome is REWRITTEN, `circuit` and the observation are new."""
@@ -141,10 +180,23 @@ class CircuitBoard:
         row = self._row.copy()
         return {name: row[name] for name in self._names}
 
+    def num_lowering(self) -> int:
+        """Return how many pairs have a rule that removes gates."""
+        return int(np.count_nonzero(self._arrays["growth"] < 0))
+
     def _read_facts(self) -> None:
         # C++ has computed depth and digest on the way; the circuit need not compute them again.
         depth, self.num_too_large, self.num_without_room = self._facts[3:6].tolist()
         self.circuit.set_computed(depth, self._facts[6:].tobytes())
+
+
+def _zeros(space: Any) -> np.ndarray:
+    return np.zeros((), np.dtype([(k, v.dtype, v.shape) for k, v in space.items()], align=True))
+
+
+def num_weights(rewriter: Rewriter) -> int:
+    """Return the size of the table of weights that the places in `features` name (src/features.hpp)."""
+    return int(functions()["num_weights"](rewriter.handle))
 
 
 def functions() -> dict[str, Any]:
@@ -157,6 +209,7 @@ def functions() -> dict[str, Any]:
             "free": (None, [pointer]),
             "show": (None, [pointer, *circuit, pointer]),
             "choose": (integer, [pointer, integer, *circuit, pointer, pointer]),
+            "num_weights": (integer, [pointer]),
         }
         for name, (result, arguments) in types.items():
             function = getattr(PLUGIN.cpp.load(), f"board_{name}")

@@ -22,6 +22,7 @@ from ddppo.domains.circuits.task.board import (
     CircuitBoard,
     LengthCap,
     Start,
+    num_weights,
     rewriter,
     rules_digest,
     sized,
@@ -36,7 +37,15 @@ from ddppo.domains.circuits.task.lineage import (
     decode_messages,
     encode_message,
 )
-from ddppo.domains.circuits.task.settings import Counts, observation_space, of_text, packed, text, unpacked
+from ddppo.domains.circuits.task.settings import (
+    Counts,
+    feature_space,
+    graph_space,
+    of_text,
+    packed,
+    text,
+    unpacked,
+)
 from ddppo.errors import ConfigError, EnvStateError
 
 Obs = dict[str, np.ndarray]
@@ -72,8 +81,11 @@ class CircuitEnv(gym.Env):
         sizes: Mapping[str, Any] | None = None,
         episode: Mapping[str, Any] | None = None,
         buffer: Mapping[str, Any] | None = None,
+        observe: str = "graph",
+        patience: int = 0,
         render_mode: str | None = None,
     ) -> None:
+        # observe: the form of observations, settings.OBSERVE. patience: for the journal, which ends a run.
         if render_mode not in (None, *self.metadata["render_modes"]):
             raise ConfigError(f"render_mode={render_mode}: one of {', '.join(self.metadata['render_modes'])}")
         self.render_mode = render_mode
@@ -81,15 +93,20 @@ class CircuitEnv(gym.Env):
         self._episode = settings.of(settings.EpisodeSettings, "episode", episode)
         self._buffer = settings.of(settings.BufferSettings, "buffer", buffer)
         given_sizes = settings.of(settings.SizeSettings, "sizes", sizes)
+        if observe not in settings.OBSERVE:
+            raise ConfigError(f"observe={observe}: has to be one of {', '.join(settings.OBSERVE)}")
         self._cost_of = cost_named(cost)
         self.starts = starts(circuit, self._cost_of, coupling)
         self.rewriter = rewriter(rules, keeps_pairs=coupling is not None)
         # 2. The board, and spaces of its sizes.
         self._sizes = max_nodes, max_pairs = sized(given_sizes, self.starts, self.rewriter, self._episode)
-        self._board = CircuitBoard(self.rewriter, max_nodes, max_pairs, self._episode)
+        self._board = CircuitBoard(self.rewriter, max_nodes, max_pairs, self._episode, observe)
+        self._observes_features = observe == "features"
         self._check_choices()
-        self.observation_space = observation_space(
-            max_nodes, max_pairs, self.rewriter.num_rules, has_mask=self._episode.mask
+        self.observation_space = (
+            feature_space(max_pairs, num_weights(self.rewriter))
+            if self._observes_features
+            else graph_space(max_nodes, max_pairs, self.rewriter.num_rules, has_mask=self._episode.mask)
         )
         self.action_space = Discrete(max_pairs)
         # 3. The state: buffers and caps of each original, counters, and the current episode.
@@ -101,18 +118,35 @@ class CircuitEnv(gym.Env):
         # Index of the current original and of the next one; the lineage's step that made the current circuit.
         self._at, self._next, self._step = 0, 0, ORIGINAL
         self._is_over = True
+        self._search: list[float] | None = (
+            None  # [steps left, least cost so far] of an episode that is a search
+        )
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Obs, dict[str, Any]]:
-        """Start an episode from the next original. With a seed: empty the buffers, and start at a random original."""
+        """Start an episode from the next original. With a seed: empty the buffers, and start at a random original.
+
+        options: {"search": true} makes the episode a search, as evaluations do. It begins from the original with empty
+        buffers and lasts `search_steps`; where an episode would end, it goes on from a circuit of its buffer. Its
+        rewards add up to the cost that the best circuit saves.
+        """
         super().reset(seed=seed)
-        if seed is not None or not self._buffers:
+        is_search = bool((options or {}).get("search"))
+        if seed is not None or is_search or not self._buffers:
             self._begin()
         else:
             self._buffers[self._at].lineage.release(self._step)
-        # Draw a circuit from the buffer. The lineage keeps its history as long as the episode holds its step.
         self._at, self._next = self._next, (self._next + 1) % len(self.starts)
+        start = self.starts[self._at]
+        self._search = [search_steps(start), start.cost] if is_search else None
+        self._start()
+        self._show()
+        return self._observation(), {"circuit": start.name, "cost": self._cost}
+
+    def _start(self) -> None:
+        """Draw a circuit from the buffer and show it."""
+        # The lineage keeps its history as long as the episode holds its step.
         buffer = self._buffers[self._at]
         circuit, self._cost, self._step = buffer.draw(self.np_random)
         buffer.lineage.hold(self._step)
@@ -121,12 +155,17 @@ class CircuitEnv(gym.Env):
         self._is_over = False
         self._board.show(circuit)
         self._note_pairs()
-        self._show()
-        return self._board.observation(), {"circuit": self.starts[self._at].name, "cost": self._cost}
 
     def step(self, action: int) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
         if self._is_over:
             raise gym.error.ResetNeeded("the episode is over: call reset() before the next step()")
+        answer = self._choose(action)
+        if self._search is not None:
+            answer = self._go_on_searching(*answer)
+        self._show()
+        return answer
+
+    def _choose(self, action: int) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
         self._num_steps += 1
         self._counts.totals["steps"] += 1
         choice = self._board.choose(int(action))
@@ -145,6 +184,21 @@ class CircuitEnv(gym.Env):
         if not self._is_over:
             self._step = self._buffers[self._at].add(self.circuit, self._cost, self._step)
         return answer
+
+    def _go_on_searching(
+        self, obs: Obs, _: float, terminated: bool, truncated: bool, info: dict[str, Any]
+    ) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
+        """Return the result of a step of a search: an end of an episode is followed by the next start."""
+        assert self._search is not None
+        buffer, (left, before) = self._buffers[self._at], self._search
+        self._search = [left - 1, buffer.best_cost]
+        is_last = left == 1
+        if (terminated or truncated) and not is_last:
+            buffer.lineage.release(self._step)
+            self._start()
+            obs = self._observation()
+        self._is_over = is_last
+        return obs, before - buffer.best_cost, False, is_last, self._summary() if is_last else {}
 
     def publish(self) -> bytes:
         """Return the message to all environments: circuits found since the last call, caps and counts (lineage.py)."""
@@ -170,6 +224,11 @@ class CircuitEnv(gym.Env):
             if self._buffer.share:
                 for shared in (shared for each in every for shared in each.starts[at].circuits):
                     buffer.receive(shared)
+
+    @property
+    def pairs(self) -> np.ndarray:
+        """Node and rule of each choice `[max_pairs, 2]`, padded with -1; valid until the next step."""
+        return self._board.pairs
 
     @property
     def circuit(self) -> Circuit:
@@ -225,8 +284,10 @@ class CircuitEnv(gym.Env):
                 "step": self._step,
                 "least": self._least,
                 "fresh": self._board.fresh,
+                **({"ages": self._board.ages} if self._observes_features else {}),
                 "counts": [self._num_steps, self._num_rewrites, self._num_too_large, self._num_without_room],
                 "is_over": self._is_over,
+                **({} if self._search is None else {"search": self._search}),
             },
         }
 
@@ -254,10 +315,18 @@ class CircuitEnv(gym.Env):
         self._at = episode["at"]
         circuit = unpacked(self.starts[self._at].circuit.num_qubits, of_text(episode["circuit"]))
         self._cost, self._step, self._least = episode["cost"], episode["step"], episode["least"]
-        self._is_over = episode["is_over"]
-        self._board.show(circuit, episode["fresh"])
+        self._is_over, self._search = episode["is_over"], episode.get("search")
+        self._board.show(circuit, episode["fresh"], episode.get("ages"))
         self._num_steps, self._num_rewrites, self._num_too_large, self._num_without_room = episode["counts"]
-        return self._board.observation(), {"circuit": self.starts[self._at].name, "cost": self._cost}
+        return self._observation(), {"circuit": self.starts[self._at].name, "cost": self._cost}
+
+    def _observation(self) -> Obs:
+        if self._observes_features:
+            above = (self._cost - self._least) / max(self._episode.slack, 1.0)
+            self._board.status[:] = (
+                above, self._num_steps / self._episode.max_steps, self._board.num_lowering() / 8,
+            )  # fmt: skip
+        return self._board.observation()
 
     def _begin(self) -> None:
         # The originals share the memory evenly. The first original is random, so that environments differ.
@@ -307,8 +376,7 @@ class CircuitEnv(gym.Env):
             self._counts.totals[end or "cut"] += 1
             self._caps[self._at].note(self._num_steps)
             info = self._summary()
-        self._show()
-        return self._board.observation(), float(reward), terminated, truncated, info
+        return self._observation(), float(reward), terminated, truncated, info
 
     def _summary(self) -> dict[str, Any]:
         """Return the info of an episode's end. Keys with best_ describe all episodes from this original so far."""
@@ -323,6 +391,11 @@ class CircuitEnv(gym.Env):
             "pairs_too_large": self._num_too_large,
             "pairs_without_room": self._num_without_room,
         }
+
+
+def search_steps(start: Start) -> int:
+    """Return the steps of a search: 20 for each gate of the original, and 1,000 at least."""
+    return max(1000, 20 * len(start.circuit))
 
 
 def _fingerprint(starts: tuple[Start, ...], *others: object) -> str:

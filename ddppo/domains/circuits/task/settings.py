@@ -119,12 +119,14 @@ def _check_choice(group: Any, name: str, key: str, choices: tuple[Any, ...]) -> 
 # then a rule at that node, from the observation alone.
 
 
+OBSERVE = ("graph", "features")  # the two forms of an observation
 PADDING = -1  # of integer arrays; other arrays are padded with 0
+NUM_FEATURES = 6  # of each pair; kNumFeatures of src/features.hpp
 _LONGEST = 127  # gates that a rule may add or remove
 
 
-def observation_space(max_nodes: int, max_pairs: int, num_rules: int, *, has_mask: bool = True) -> Dict:
-    """Return the observation space. Nodes are gates in canonical order; edges and pairs are sorted.
+def graph_space(max_nodes: int, max_pairs: int, num_rules: int, *, has_mask: bool = True) -> Dict:
+    """Return the observation space of observe=graph. Nodes are gates in canonical order; edges and pairs are sorted.
 
     kinds [max_nodes]: 0 h, 1 x, 2 cx, 3 rz.
     angles [max_nodes, 2]: sin and cos of the angle of an rz; 0 for other gates.
@@ -150,6 +152,27 @@ def observation_space(max_nodes: int, max_pairs: int, num_rules: int, *, has_mas
             **{f"num_{what}": Box(0, number, (1,), np.int32) for what, number in most.items()},
             "growth": Box(-_LONGEST, _LONGEST, (max_pairs,), np.int8),
             "fresh": MultiBinary(max_nodes),
+            "action_mask": MultiBinary(max_pairs),
+        }
+    )
+
+
+def feature_space(max_pairs: int, num_weights: int) -> Dict:
+    """Return the observation space of observe=features: of each pair only what `model=pairs` reads.
+
+    features [max_pairs, NUM_FEATURES]: places in a table of num_weights weights (src/features.hpp); padded with 0.
+    num_weights [1]: a constant.
+    growth [max_pairs], num_pairs [1], action_mask [max_pairs]: as in `graph_space`.
+    status [3]: the cost above the least of the episode, in units of the slack; steps since the episode began, divided
+        by episode.max_steps; and the number of pairs with a rule that removes gates, divided by 8.
+    """
+    return Dict(
+        {
+            "features": Box(0, num_weights - 1, (max_pairs, NUM_FEATURES), np.int32),
+            "growth": Box(-_LONGEST, _LONGEST, (max_pairs,), np.int8),
+            "num_pairs": Box(0, max_pairs, (1,), np.int32),
+            "num_weights": Box(0, num_weights, (1,), np.int32),
+            "status": Box(-np.inf, np.inf, (3,), np.float32),
             "action_mask": MultiBinary(max_pairs),
         }
     )
