@@ -193,6 +193,8 @@ class Journal(Protocol):
         """Return the recorded contents as messages, for a resumed run or for an environment that was made anew."""
         ...
 
+    # A journal may also have `is_finished() -> bool`: whether the run may end, because nothing is left to gain.
+
     def summary(self) -> dict[str, Any]:
         """Return this journal's part of summary.json; the sentences under "said" are printed when the run ends."""
         ...

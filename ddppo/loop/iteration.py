@@ -89,7 +89,7 @@ class Loop:
                 report, messages, requests = self.iterate(stop)
 
             # The last iteration: save first, so that a failing evaluation loses nothing.
-            if progress.env_steps >= total_steps:
+            if progress.env_steps >= total_steps or requests.finish:
                 self.context.sampler.conclude()
                 report = self._recorder.add_task_metrics(report, messages)
                 if config.eval.final_episodes:
@@ -160,7 +160,9 @@ class Loop:
             collected=collected,
             update=update,
             requests=LoopRequests(
-                stop=stop.requested or topology.is_asked_to_stop(), save=self._checkpointer.is_due()
+                stop=stop.requested or topology.is_asked_to_stop(),
+                save=self._checkpointer.is_due(),
+                finish=self._recorder.is_finished(),
             ),
             params_hash=fingerprint(context) if compares else 0,
             measured=topology.measured(),

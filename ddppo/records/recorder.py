@@ -45,6 +45,9 @@ class NullRecorder:
     def add_task_metrics(self, report: IterationReport, messages: list[bytes]) -> IterationReport:
         return report
 
+    def is_finished(self) -> bool:
+        return False
+
     def record(self, report: IterationReport, messages: list[bytes] | None, *, is_last: bool) -> None:
         pass
 
@@ -180,6 +183,10 @@ class Recorder:
     def add_task_metrics(self, report: IterationReport, messages: list[bytes]) -> IterationReport:
         """Hand the iteration's environment messages to the task's journal; return the report with task/* added."""
         return report if self.journal is None else self.journal.note(report, messages)
+
+    def is_finished(self) -> bool:
+        """Return whether the task's journal asks to complete the run now, because nothing is left to gain."""
+        return self.journal is not None and self.journal.is_finished()
 
     def record(self, report: IterationReport, messages: list[bytes] | None, *, is_last: bool) -> None:
         """Write and show one iteration.
@@ -350,6 +357,10 @@ class TaskJournal:
                 f"{messages!r:.60} from before()", "it must be a list of bytes, [] where it knows nothing"
             )
         return messages
+
+    def is_finished(self) -> bool:
+        """Return whether the journal asks to complete the run; most journals never do."""
+        return bool(self._call("from is_finished()", getattr(self._journal, "is_finished", bool)))
 
     def summary(self) -> dict[str, Any]:
         """Return the journal's part of summary.json."""

@@ -42,6 +42,7 @@ class LoopRequests(NamedTuple):
 
     stop: bool  # end the run after this iteration
     save: bool  # save a checkpoint after this iteration
+    finish: bool = False  # complete the run after this iteration: the task has nothing left to gain
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,7 @@ def _row_type(num_statistics: int, num_collectives: int) -> np.dtype:
             # Requests, 0 or 1.
             ("stop", "f8"),
             ("save", "f8"),
+            ("finish", "f8"),
             # Measured by the topology, NaN where it measures nothing.
             ("measured", "f8", (len(TOPOLOGY_METRIC_NAMES),)),
         ]
@@ -154,7 +156,8 @@ class Reporter:
             rank_metrics=tuple(rank_metrics),
             global_metrics=global_metrics,
         )
-        return report, LoopRequests(stop=bool(rows["stop"].any()), save=bool(rows["save"].any()))
+        asked = (bool(rows[name].any()) for name in LoopRequests._fields)
+        return report, LoopRequests(*asked)
 
     def _pack(self, local: LocalIteration) -> np.ndarray:
         """Return the row of this rank, of `_row_type`."""
@@ -179,7 +182,7 @@ class Reporter:
         sums = local.update.local_sums.numpy()[: len(self._statistics)]
         row["statistics"][: len(sums)] = sums
         row["params_hash"] = local.params_hash
-        row["stop"], row["save"] = local.requests
+        row["stop"], row["save"], row["finish"] = local.requests
         row["measured"] = [local.measured.get(name, math.nan) for name in TOPOLOGY_METRIC_NAMES]
         return row
 

@@ -82,6 +82,24 @@ def test_metrics_are_listed_and_say_what_happened(tmp_path):
     json.dumps(summary, allow_nan=False)
 
 
+def test_a_run_is_finished_once_no_circuit_became_smaller_for_its_patience_and_says_when_each_was_found(
+    tmp_path,
+):
+    for patience, is_finished in ((0, False), (900, True), (901, False)):
+        folder = tmp_path / str(patience)
+        journal, _, _ = noted(folder, patience=patience)
+        last = max(file.last("env_steps") for file in journal._files)
+        journal.note([], int(last) + 900, 60.0)
+        assert journal.is_finished() == is_finished
+        summary = journal.summary()
+        assert ("ended" in summary["said"]) == is_finished
+        for name in ("tof_3", "mod5_4"):
+            improvement = json.loads((folder / "best" / f"{name}.json").read_text())["improvements"][-1]
+            found_at = {what: improvement[what] for what in ("env_steps", "wall_s")}
+            assert summary["circuits"][name]["found_at"] == found_at
+            assert f"found after {found_at['env_steps']:,.0f} steps" in summary["said"][name]
+
+
 def test_a_picture_is_shown_when_the_best_is_new_and_only_then(tmp_path):
     journal, _, _ = noted(tmp_path)
     pictures = journal.pictures()

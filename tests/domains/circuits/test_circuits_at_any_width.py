@@ -1,5 +1,7 @@
 """Rewriting circuits is learned alike on any number of ranks."""
 
+import json
+
 import pytest
 
 from tests.distributed.test_independence import (
@@ -14,11 +16,13 @@ from tests.distributed.test_ordered import runs as ordered_runs
 from tests.support import TINY, door, lines
 
 SMALL = ["env=circuit", "model=gnn", "model.graph_width=16", "model.graph_layers=2"]
+PAIRS = ["env=circuit", "env.num_envs=8"]
 
 
 @pytest.mark.slow
-def test_rewritten_circuits_agree_as_well(runs):  # noqa: F811
-    folders = runs("circuits", *SMALL, "dtype=float64", "dist.world_size=1,2")
+@pytest.mark.parametrize("model", [SMALL, PAIRS], ids=["gnn", "pairs"])
+def test_rewritten_circuits_agree_as_well(runs, model):  # noqa: F811
+    folders = runs(f"circuits_{model[1]}", *model, "dtype=float64", "dist.world_size=1,2")
     assert_same_learning(folders[1], folders[2], 1e-9)
     one, two = (told_of_task(folders[w]) for w in (1, 2))
     assert one == two
@@ -46,6 +50,45 @@ def test_so_they_do_under_every_topology_in_step(alone, tmp_path, topology, worl
     run_dir = spread(tmp_path / "run", topology, world_size)
     assert largest_difference(state(alone)["model"], state(run_dir)["model"]) <= 1e-9
     assert told_of_task(alone) == told_of_task(run_dir)
+
+
+@pytest.mark.slow
+def test_a_run_that_stands_still_is_completed_with_a_policy_that_repeats_most_of_it(tmp_path):
+    how = [*TINY, "env=circuit", "env.patience=2048", "dist.world_size=2", "eval.final_episodes=4"]
+    result = door(*how, run_dir=tmp_path / "run")
+    assert result.code == 0, result.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "completed"
+    assert summary["env_steps"] < 100_000
+    circuit = summary["task"]["circuits"]["tof_3"]
+    assert summary["task"]["said"]["ended"] == "nothing became smaller for 2,048 steps (env.patience)"
+    # One iteration passes before all ranks know.
+    assert summary["env_steps"] == circuit["found_at"]["env_steps"] + 2048 + 512
+    saved = circuit["original"]["cost"] - circuit["best"]["cost"]
+    assert summary["eval"]["final"]["return_mean"] >= saved - 1
+
+
+@pytest.mark.slow
+def test_a_resumed_run_of_pairs_equals_one_without_interruption(tmp_path):
+    how = [*TINY, "env=circuit", "dist.world_size=1", "dtype=float64", "ppo.rollout_steps=64"]
+    for name, steps in (("whole", 1024), ("parted", 512)):
+        result = door(*how, f"ppo.total_steps={steps}", run_dir=tmp_path / name)
+        assert result.code == 0, result.stderr
+    result = door(f"resume={tmp_path / 'parted'}", "ppo.total_steps=1024", run_dir=tmp_path / "parted")
+    assert result.code == 0, result.stderr
+    whole, parted = (
+        json.loads((tmp_path / name / "summary.json").read_text()) for name in ("whole", "parted")
+    )
+    assert whole["params_hash"] == parted["params_hash"]
+    # (Counts of rules begin anew with each start.)
+    bests = [
+        [
+            {name: x for name, x in line.items() if name.startswith(("task/best", "task/buffer"))}
+            for line in told_of_task(tmp_path / folder)
+        ]
+        for folder in ("whole", "parted")
+    ]
+    assert bests[0] == bests[1]
 
 
 @pytest.mark.slow

@@ -100,6 +100,10 @@ class BestFile:
                 self._set_verified(f"it is not equal: {e}")
                 raise
 
+    def last(self, what: str) -> float:
+        """Return env_steps or wall_s of the last improvement; 0 if there is none."""
+        return self.improvements[-1][what] if self.improvements else 0.0
+
     def _set_verified(self, verified: str) -> None:
         self.best = replace(self.best, verified=verified)
         write_json(self._path, self._as_json())
@@ -256,6 +260,8 @@ class CircuitJournal:
             for label, start in zip(self._labels, self._starts, strict=True)
         ]
         self._counts = Counts(self._rewriter.num_rules)
+        self._patience = int(env.kwargs.get("patience") or 0)
+        self._env_steps = 0  # of the run at the last iteration
         self._wall_s: float | None = None  # seconds of the run at the last iteration
         self._drawn = [each.best.found.cost for each in self._files]  # cost of the last picture of each
 
@@ -277,7 +283,7 @@ class CircuitJournal:
                 counts.add(each.counts)
         self._counts.add(counts.state())
         seconds = 0.0 if self._wall_s is None else wall_s - self._wall_s
-        self._wall_s = wall_s
+        self._wall_s, self._env_steps = wall_s, env_steps
         return self._of_starts(every) | self._of_rewrites(counts, seconds)
 
     def pictures(self) -> dict[str, np.ndarray]:
@@ -312,15 +318,27 @@ class CircuitJournal:
             else []
         )
 
+    def is_finished(self) -> bool:
+        """Return whether no circuit has become smaller for `patience` environment steps."""
+        last = max((file.last("env_steps") for file in self._files), default=0)
+        return 0 < self._patience <= self._env_steps - last
+
     def summary(self) -> dict[str, Any]:
         """Return the best circuits, all of them compared, the totals of the run and the most used rules."""
         # Postponed comparisons are made now, at the end of the run.
         for file in self._files:
             file.settle(at_once=True)
         files = dict(zip(self._labels, self._files, strict=True))
+        ended = (
+            {"ended": f"nothing became smaller for {self._patience:,} steps (env.patience)"}
+            if self.is_finished()
+            else {}
+        )
         return {
-            "said": {
-                label: f"{compared(file.best.found)}: {FOLDER}/{label}.qasm"
+            "said": ended
+            | {
+                label: f"{compared(file.best.found)}, found after {file.last('env_steps'):,.0f} steps and "
+                f"{file.last('wall_s'):.1f} s: {FOLDER}/{label}.qasm"
                 if file.best.found.rewrites
                 else "no smaller circuit found"
                 for label, file in files.items()
@@ -329,6 +347,7 @@ class CircuitJournal:
                 label: {
                     "original": {"cost": start.cost, **measures(start.circuit)},
                     "best": numbers(file.best.found),
+                    "found_at": {what: file.last(what) for what in ("env_steps", "wall_s")},
                     "verified": file.best.verified,
                     "file": f"{FOLDER}/{label}.qasm",
                 }
