@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ddppo.config.model_settings import LOG_STD_RANGE, LayerSettings, ModelSettings
+from ddppo.device import wide_dtype
 from ddppo.errors import ConfigError
 from ddppo.spaces import ActionSpec
 
@@ -119,6 +120,9 @@ class Categorical:
 
     def sample_on_device(self, noise: torch.Tensor) -> torch.Tensor:
         weights = (self.logits - self.logits.amax(dim=-1, keepdim=True)).exp_()
+        if weights.shape[-1] > MANY_CHOICES:  # as in `sample`
+            wide = wide_dtype(weights.device)
+            weights, noise = weights.to(wide), noise.to(wide)
         if torch.are_deterministic_algorithms_enabled():  # torch then refuses cumsum of floats on CUDA
             cumulative = weights @ weights.new_ones(weights.shape[-1], weights.shape[-1]).triu_()
         else:

@@ -155,3 +155,12 @@ def test_a_single_allowed_choice_has_no_entropy():
     mask = torch.tensor([False, False, True, False])
     policy = action_distribution(SPECS["discrete"], torch.randn(4), mask)
     assert (policy.entropy().item(), policy.log_prob(torch.tensor(2)).item()) == (0.0, 0.0)
+
+
+def test_a_device_draws_from_a_large_vocabulary_what_the_host_draws():
+    generator = torch.Generator().manual_seed(0)
+    policy = Choices(6 * torch.randn(400, 20_000, generator=generator))
+    noise = torch.rand(400, 1, dtype=torch.float64, generator=generator)
+    # The tail of 20,000 tokens is drawn only if sums are kept in float64.
+    noise[:2] = torch.tensor([[0.0], [1.0 - 2.0**-53]])
+    assert torch.equal(policy.sample_on_device(noise), policy.sample(noise))

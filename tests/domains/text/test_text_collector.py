@@ -183,6 +183,14 @@ def test_the_nucleus_is_what_tokens_were_drawn_from():
     assert chosen[rollout.valid].all()
 
 
+def test_tokens_drawn_on_the_device_are_those_drawn_on_the_host():
+    host, there = made(), made()
+    there._samples_there = True
+    (one, _), (other, _) = played(host), played(there)
+    assert torch.equal(one.actions, other.actions)
+    assert one.valid.any()
+
+
 def test_greedy_episodes_need_no_noise_and_repeat():
     one, _ = played(made(), greedy=True)
     other, _ = played(made(), greedy=True, seed=4)
