@@ -8,6 +8,7 @@ torch.compile) or `CppStep` (cpp/learner.py). All three compute the same.
 import itertools
 import math
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, Protocol
@@ -159,6 +160,9 @@ class Learner:
         if model.state_size and config.sequence_length is not None:
             self.num_sequences = shape.rollout_steps // config.sequence_length
         self.step: EpochStep = EagerStep(self)
+        # Beside an accelerator, a thread draws the minibatches of the next iteration while the device computes.
+        self._planner = ThreadPoolExecutor(1) if self.parameters.device.type != "cpu" else None
+        self._planned: tuple[int, Future[list[EpochPlan]]] | None = None  # of which iteration
 
     def update(self, rollout: Rollout, iteration: int, progress: float) -> Update:
         """Learn from the rollout of `iteration`; `progress` in [0, 1) is the share of total_steps done before it.
@@ -316,15 +320,19 @@ class Learner:
 
     def _plan(self, rollout: Rollout, iteration: int) -> list[EpochPlan]:
         """Return this rank's units in the order of every epoch."""
-        shape = self._shape_of_units
-        plan = [
-            local_minibatches(self.seed, iteration, epoch, shape, self.rank)
-            for epoch in range(self.config.num_epochs)
-        ]
+        shape, planned = self._shape_of_units, self._planned
+        is_drawn = planned is not None and planned[0] == iteration
+        plan = planned[1].result() if planned is not None and is_drawn else self._whole_plan(iteration)
+        if self._planner is not None:
+            self._planned = iteration + 1, self._planner.submit(self._whole_plan, iteration + 1)
         if not self.num_sequences and len(rollout.rewards) < shape.rollout_steps:
             # ddp_preempt ended this rollout early: the same minibatches, without the samples that are missing.
             plan = [of_first(rollout.rewards.numel(), *epoch) for epoch in plan]
         return plan
+
+    def _whole_plan(self, iteration: int) -> list[EpochPlan]:
+        shape, epochs = self._shape_of_units, range(self.config.num_epochs)
+        return [local_minibatches(self.seed, iteration, epoch, shape, self.rank) for epoch in epochs]
 
     def _batch(self, rollout: Rollout, estimates: Estimates, *, apart: bool) -> MinibatchSource:
         batch = self._source(rollout, estimates, apart=apart)
