@@ -37,10 +37,8 @@ from ddppo.ppo.gradient_check import agrees
 from ddppo.ppo.learner import EpochStep
 from ddppo.terminal import warn
 
-# compile=auto compiles from so many steps on: a step of a small model takes 0.4 ms compiled and 1.1 ms eager. Recorded
-# on a GPU (H200), it takes 1.1 ms, and 5.5 ms eager, for the host starts its kernels one by one.
+# compile=auto compiles from so many steps on: a step of a small model takes 0.4 ms compiled and 1.1 ms eager.
 _PAYS_FROM_STEPS = 100_000
-_PAYS_FROM_RECORDED_STEPS = 10_000
 # Rows of observations in the trial: whole SIMD tiles and a remainder, in more than one block of rows (mlp.hpp).
 _TRIAL_ROWS = 111
 _HOW_MUCH_SLOWER = "Small networks take 3 to 8 times as long (docs/performance.md)"
@@ -216,9 +214,7 @@ def _is_worth_compiling(context: RankContext, progress: TrainState) -> bool:
     iterations = -(-(config.training.total_steps - progress.env_steps) // shape.batch_size)
     num_steps = iterations * shape.num_epochs * shape.num_minibatches
     # A resumed run that was compiled before goes on compiled, however few steps are left.
-    is_recorded = has_graphs(context.device) and context.topology.learners.world_size == 1
-    pays_from = _PAYS_FROM_RECORDED_STEPS if is_recorded else _PAYS_FROM_STEPS
-    return progress.compiled_from is not None or num_steps >= pays_from
+    return progress.compiled_from is not None or num_steps >= _PAYS_FROM_STEPS
 
 
 def _compile(context: RankContext) -> tuple[EpochStep | None, str | None]:

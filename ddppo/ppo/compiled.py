@@ -17,7 +17,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Sequence
 from hashlib import sha256
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch.func import functional_call
@@ -168,7 +168,8 @@ class CompiledStep:
             with warnings.catch_warnings():  # torch warns about its own code
                 warnings.simplefilter("ignore")
                 optimize = compiled(optimize_, of_optimizer, range(6))
-                gradient_of = compiled(gradient_, (*state, *_tensors(traced), *self._buffers), range(1, 4))
+                inputs = (*state, *_tensors(traced), *self._buffers)
+                gradient_of = compiled(gradient_, inputs, range(1, 4))
                 if self.is_recorded:  # a minibatch and its count lie elsewhere each time
                     optimize, gradient_of = Recorded(optimize, 8), Recorded(gradient_of, 6)
                 optimize(*of_optimizer)
@@ -203,7 +204,19 @@ def compiled(function: Callable[..., None], inputs: Sequence[torch.Tensor], may_
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     traced = make_fx(function, tracing_mode="symbolic")(*inputs)
     _check(traced.graph, may_change)
-    return cast("Compiled", torch.compile(traced, fullgraph=True, dynamic=True))
+    options = _options(inputs[0].device)
+    return cast("Compiled", torch.compile(traced, fullgraph=True, dynamic=True, options=options))
+
+
+def _options(device: torch.device) -> dict[str, Any] | None:
+    """Return options of torch's compiler.
+
+    For an accelerator it would time several kernels of a sum and take the fastest. In another process that may be
+    another one, which adds up in another order, and a resumed run would part from the uninterrupted one.
+    """
+    from torch._inductor import config
+
+    return {"deterministic": True} if device.type != "cpu" and hasattr(config, "deterministic") else None
 
 
 # -- Graphs of kernels.
