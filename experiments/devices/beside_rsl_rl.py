@@ -4,7 +4,8 @@
 
 Both step the class Quadruped of ddppo on the same device, with networks of 256, 128 and 64 ELUs for policy and value,
 T = 24 steps, 5 epochs of 4 minibatches, and the adaptive step size that reads the divergence. rsl_rl is its
-OnPolicyRunner as it comes, and once without its search for NaN in every step, for which the host waits. An iteration is
+OnPolicyRunner as it comes; without its search for NaN in every step, for which the host waits; and beside that with the
+task's kernels recorded by ddppo. An iteration is
 rollout, returns and learning; the time is the median of the iterations after the first ten, by the host's clock after
 the device is done. ddppo runs by `ddppo.train` in a process of its own.
 """
@@ -25,23 +26,28 @@ T, SKIPPED = 24, 10
 SIZES = [256, 128, 64]
 
 
-def environment(num_envs, device):
-    """Return ddppo's quadruped as rsl_rl's VecEnv."""
+def environment(num_envs, device, *, is_recorded):
+    """Return ddppo's quadruped as rsl_rl's VecEnv, perhaps with its kernels recorded as ddppo records them."""
     from rsl_rl.env import VecEnv
     from tensordict import TensorDict
 
     from ddppo.envs.native_tasks import Quadruped
+    from ddppo.ppo.recorded_rollout import RecordedTask
 
     class Env(VecEnv):
         def __init__(self):
             self.task = Quadruped(num_envs, device)
+            if is_recorded:
+                self.task = RecordedTask(self.task, torch.float32)
             self.num_envs, self.num_actions, self.max_episode_length = num_envs, 12, 500
             self.device, self.cfg = device, {}
             self.obs = self.task.reset(torch.arange(num_envs, device=device))
             self.episode_length_buf = self.task._steps
 
         def groups(self):
-            return TensorDict(dict(self.obs), batch_size=[self.num_envs], device=self.device)
+            # A recorded task returns the same tensors in every step, and rsl_rl keeps them beyond the next one.
+            obs = {name: x.clone() if is_recorded else x for name, x in self.obs.items()}
+            return TensorDict(obs, batch_size=[self.num_envs], device=self.device)
 
         def get_observations(self):
             return self.groups()
@@ -55,7 +61,7 @@ def environment(num_envs, device):
     return Env()
 
 
-def of_rsl_rl(num_envs, device, iterations, **more):
+def of_rsl_rl(num_envs, device, iterations, *, is_recorded=False, **more):
     """Return milliseconds of rsl_rl's iterations."""
     from rsl_rl.runners import OnPolicyRunner
 
@@ -77,7 +83,9 @@ def of_rsl_rl(num_envs, device, iterations, **more):
         **more,
     }  # fmt: skip
     torch.manual_seed(0)
-    runner = OnPolicyRunner(environment(num_envs, device), settings, log_dir=None, device=device)
+    runner = OnPolicyRunner(
+        environment(num_envs, device, is_recorded=is_recorded), settings, log_dir=None, device=device
+    )
     times = []
 
     def note(*_, **__):
@@ -112,9 +120,13 @@ def main():
     sys.path.insert(0, str(HERE))
     ways = {
         "ddppo, compile=off": lambda n: of_ddppo(n, device, iterations, "compile=off"),
+        "ddppo, compile=auto": lambda n: of_ddppo(n, device, iterations, "compile=auto"),
         "ddppo, compile=torch": lambda n: of_ddppo(n, device, iterations, "compile=torch"),
         "rsl_rl": lambda n: of_rsl_rl(n, device, iterations),
         "rsl_rl, no search for NaN": lambda n: of_rsl_rl(n, device, iterations, check_for_nan=False),
+        "rsl_rl, no search, recorded task": lambda n: of_rsl_rl(
+            n, device, iterations, check_for_nan=False, is_recorded=True
+        ),
     }
     found = {}
     for num_envs in [int(word) for word in sys.argv[1:] if word.isdecimal()]:
@@ -128,7 +140,7 @@ def main():
             found[f"{way}, E={num_envs}"] = row = {"ms": ms, "steps_per_s": 1000 * T * num_envs / ms}
             took = time.monotonic() - start
             print(
-                f"E={num_envs:6} {way:28} {ms:9.2f} ms {row['steps_per_s']:14,.0f} steps/s  ({took:.0f} s)",
+                f"E={num_envs:6} {way:34} {ms:9.2f} ms {row['steps_per_s']:14,.0f} steps/s  ({took:.0f} s)",
                 flush=True,
             )
             if "out" in words:

@@ -170,6 +170,8 @@ PATHS = {
     "pixels": (*PICTURE, *SMALL),
     "quadruped": ("env=quadruped", *SMALL),
     "quadruped, recorded": ("env=quadruped", "compile=torch", *SMALL),
+    "quadruped, tf32": ("env=quadruped", "matmul_precision=tf32", *SMALL),
+    "quadruped, bf16, recorded": ("env=quadruped", "matmul_precision=bf16", "compile=torch", *SMALL),
     "cartpole on the device, float64": ("env=cartpole_device", "dtype=float64", *SMALL),
     "normalisers, lstm, on the device": (
         "env=cartpole_device", "ppo.normalize_obs=true", "ppo.normalize_rewards=true", "model=lstm",
@@ -200,7 +202,7 @@ def equal(m):
         shares = (SHARED,) if "dist.world_size" in " ".join(overrides) and "env_workers" not in name else ()
         if m.device == "cpu":
             shares = ()
-        with_cpu = [x for x in overrides if x != "compile=torch"]
+        with_cpu = [x for x in overrides if not x.startswith(("compile=", "matmul_precision="))]
         on_cpu = m.trained(f"{name} cpu", *with_cpu, "device=cpu")
         on_gpu = m.trained(f"{name} gpu", *overrides, f"device={m.device}", *shares)
         row = {"of": on_gpu, "difference": apart(on_cpu, on_gpu), "cpu_said": on_cpu["said"]}
@@ -313,14 +315,14 @@ def nccl(m):
 def learn(m):
     """How long does it take to an evaluation of 475, and to the end? How fast, with how much memory?"""
     found = {}
+    for envs, compiles in ((1024, "off"), (1024, "auto"), *((envs, "torch") for envs in ENVS), (4096, "off")):
+        # As many iterations for every number of environments; evaluated after every second one.
+        batch = 32 * envs
+        of = ("env=cartpole_device", f"env.num_envs={envs}", f"ppo.total_steps={24 * batch}",
+              f"eval.every_steps={2 * batch}", "eval.episodes=64", "target_return=475")  # fmt: skip
+        name = f"cartpole_device, E={envs}, compile={compiles}"
+        found[name] = _timed(m, "learn", name, *of, f"compile={compiles}")
     for compiles in ("off", "torch"):
-        for envs in ENVS:
-            # As many iterations for every number of environments; evaluated after every second one.
-            batch = 32 * envs
-            of = ("env=cartpole_device", f"env.num_envs={envs}", f"ppo.total_steps={24 * batch}",
-                  f"eval.every_steps={2 * batch}", "eval.episodes=64", "target_return=475")  # fmt: skip
-            name = f"cartpole_device, E={envs}, compile={compiles}"
-            found[name] = _timed(m, "learn", name, *of, f"compile={compiles}")
         name = f"quadruped, E=4096, compile={compiles}"
         of = ("env=quadruped", "env.num_envs=4096", f"ppo.total_steps={100 * 24 * 4096}")
         found[name] = _timed(m, "learn", name, *of, f"compile={compiles}")
@@ -329,6 +331,8 @@ def learn(m):
     of = ("env=cartpole_device", "ppo=grpo", "env.num_envs=64", "ppo.group_size=8", "ppo.rollout_steps=200",
           "ppo.total_steps=200000")  # fmt: skip
     found["grpo, cartpole_device"] = _timed(m, "learn", "grpo, cartpole_device", *of)
+    of = ("env=cartpole_device", "algorithm=reinforce", "algorithm.total_steps=2000000")
+    found["reinforce, cartpole_device"] = _timed(m, "learn", "reinforce, cartpole_device", *of)
     return found
 
 
@@ -342,7 +346,7 @@ def speed(m):
                 of = (
                     f"env={task}",
                     f"env.num_envs={envs}",
-                    f"ppo.total_steps={24 * rollout * envs}",
+                    f"ppo.total_steps={18 * rollout * envs}",
                     *others,
                     *NO_EVAL,
                 )

@@ -1,6 +1,6 @@
 """GRPO with a Llama of 100 million random weights on a device: tokens per second and memory.
 
-    python experiments/devices/text_on_gpu.py out=<file.json> [device=cuda] [size=100M] [envs=64] [tokens=256]
+    python experiments/devices/text_on_gpu.py [out=<file>] [device=cuda] [envs=64] [tokens=256] [only=<text>]
 
 The task has no meaning for random weights: episodes are two turns of at most model.turn_tokens tokens, and shorter ones
 are worth more, so that every group has a spread to learn from. Each run is `ddppo.train`
@@ -10,6 +10,7 @@ with model=hf ppo=grpo_hf, three iterations; numbers are those of the last one. 
 import contextlib
 import io
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -66,6 +67,8 @@ def main():
         num_weights = written(f"{folder}/model", size)
         print(f"{num_weights:,} weights, {envs} environments, {tokens} tokens, {device}", flush=True)
         for name, more in ways.items():
+            if words.get("only", "") not in name:
+                continue
             run = Path(folder) / name.replace(" ", "_").replace(",", "")
             command = [
                 sys.executable, "-m", "ddppo.train", "env=gym",
@@ -76,13 +79,12 @@ def main():
                 f"ppo.total_steps={2 * envs * tokens}", "log.progress=none", "log.tensorboard=false",
                 "eval.final_episodes=0", f"device={device}", *more, f"hydra.run.dir={run}",
             ]  # fmt: skip
-            try:
-                done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=150)
-            except subprocess.TimeoutExpired:
-                print(f"{name}: longer than 150 s", flush=True)
-                continue
+            # At the limit it says where it is, and ends.
+            command = ["timeout", "--signal=ABRT", words.get("limit_s", "150"), *command]
+            environ = os.environ | {"PYTHONFAULTHANDLER": "1"}
+            done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, env=environ)
             if done.returncode:
-                print(f"{name}: failed\n{done.stderr[-1500:]}", flush=True)
+                print(f"{name}: failed with {done.returncode}\n{done.stderr[-3000:]}", flush=True)
                 continue
             last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
             row = {

@@ -256,7 +256,7 @@ def recorded_without_waiting(*overrides):
 def compared_when_recorded(*overrides):
     """Do as `compared`, with recorded kernels on the stand-in and eager ones on the CPU."""
     with recording():
-        return compared(*overrides, "compile=torch", of_cpu={"compile": "off"})
+        return compared("compile=torch", *overrides, of_cpu={"compile": "off"})
 
 
 def compared(*overrides, of_cpu=None):

@@ -71,3 +71,15 @@ def test_the_page_states_these_numbers():
     page = (CHECKOUT / "docs" / "devices.md").read_text()
     for case, (_, most) in CASES.items():
         assert f"| {case} | 0 | {most} |" in page
+
+
+def test_with_an_eager_step_acting_and_environments_are_recorded():
+    settings, most = CASES["quadruped"]
+    found = called_on_standin(checks.compared_when_recorded, *settings, "compile=auto")
+    assert found["graphs"] == "acting, environments"
+    assert found["parameters"] < 1e-5, found["metrics"]
+    assert sum(found["copies"].values()) <= most, found["copies"]
+
+
+def test_what_tests_on_a_gpu_call_composes_settings_in_pytests_own_process():
+    assert checks.composed(*CASES["quadruped"][0], "device=cpu").env.id == "ddppo.envs.native_tasks:Quadruped"

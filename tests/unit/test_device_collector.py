@@ -22,7 +22,7 @@ from ddppo.ppo.advantages import gae
 from ddppo.ppo.collector import Collector
 from ddppo.ppo.device_collector import DeviceCollector
 from ddppo.ppo.normalization import ObsNormalizer, moments
-from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec, leaves
+from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec, each, leaves
 
 CPU, DTYPE = torch.device("cpu"), torch.float64
 STEPS, ENVS, FIRST = 12, 5, 3
@@ -198,6 +198,47 @@ def test_kernels_that_compute_something_else_when_started_again_are_not_used(mon
     ):
         device.record_acting()
     assert device.acting is eager
+
+
+class RecordableWalk(Walk):
+    is_recordable = True
+
+
+@pytest.mark.parametrize("task", [ShortCartPole, RecordableWalk])
+def test_recorded_steps_of_environments_are_those_of_the_task_also_after_a_reset_and_a_restore(
+    task, monkeypatch
+):
+    monkeypatch.setattr(compiled, "record", recorded)
+    eager, graph = (both(task)[0] for _ in range(2))
+    graph.record_env()
+    kept = None
+    for iteration, begins in enumerate(("reset", "goes on", "reset", "restored"), 1):
+        found = []
+        for collector in (eager, graph):
+            if begins == "restored":
+                collector.env.go_on_from(kept)
+            if begins != "goes on":
+                collector.reset(range(iteration, iteration + ENVS))
+            rollout, episodes = collector.collect(noise(collector.model, iteration))
+            # Copies, because a rollout lies in the collector's buffers.
+            found.append(({name: each(torch.clone, getattr(rollout, name)) for name in READ[:-1]}, episodes))
+            found[-1][0].update({name: torch.tensor(x) for name, x in collector.env_metrics.items()})
+        compare(*(x for x, _ in found))
+        assert found[0][1] == found[1][1]
+        kept = eager.env.state()
+
+
+def test_steps_that_compute_something_else_when_started_again_are_not_used(monkeypatch):
+    def record(function):
+        recorded(function)
+        return lambda: None  # as a graph that was recorded from other memory
+
+    monkeypatch.setattr(compiled, "record", record)
+    device, _ = both(RecordableWalk)
+    task = device.env.envs
+    with pytest.raises(compiled.CannotRecord, match="step the environments otherwise than the task does"):
+        device.record_env()
+    assert device.env.envs is task
 
 
 @pytest.mark.parametrize("learns_by_ratio", [True, False])
