@@ -24,8 +24,8 @@ from ddppo.envs.make import make_vec_env  # noqa: E402
 from ddppo.envs.probing.probe import probe  # noqa: E402
 from ddppo.errors import ConfigError, EnvError  # noqa: E402
 from ddppo.serve.client import connection, served  # noqa: E402
-from ddppo.serve.client.connection import EnvServerFault, EnvServerRefused, RemoteError  # noqa: E402
-from ddppo.serve.client.openenv import headers_of, opener_of, task_of  # noqa: E402
+from ddppo.serve.client.connection import EnvServerFault, EnvServerRefused, RemoteError, dialled  # noqa: E402
+from ddppo.serve.client.openenv import OpenEnvConnection, headers_of, opener_of, task_of  # noqa: E402
 from ddppo.serve.client.openenv_schema import actions_of  # noqa: E402
 from ddppo.serve.client.sessions import AsyncEnvPool, SyncEnvPool  # noqa: E402
 from ddppo.serve.protocol import MSGPACK, encoded, plain_spec  # noqa: E402
@@ -469,6 +469,59 @@ def test_a_server_of_openenv_that_lies_is_named_in_a_sentence(name, monkeypatch)
                 pool.step(np.zeros(1, int))
     assert "\n" not in str(lost.value)
     assert len(str(lost.value)) < 500
+
+
+async def closes(socket):
+    await socket.accept()
+    await socket.close()
+
+
+async def is_silent(socket):
+    await socket.accept()
+    await socket.receive()
+    await socket.receive()
+
+
+async def says(socket, code):
+    await socket.accept()
+    await socket.send_text(json.dumps(error("all are taken", code)))
+    await socket.receive()
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "said"),
+    [
+        (closes, "ended the session"),
+        (is_silent, r"gave no answer within 0\.5 s"),
+        (lambda socket: says(socket, "CAPACITY_REACHED"), r"is full \(CAPACITY_REACHED\): all are taken"),
+        (lambda socket: says(socket, "FACTORY_ERROR"), r"gave no session \(FACTORY_ERROR\): all are taken"),
+        (lambda socket: socket.send_denial_response(Response("gone", 404)), r"refused \(404\): gone"),
+    ],
+)
+def test_a_session_that_a_server_does_not_give_is_said(behaviour, said):
+    app = FastAPI(openapi_url=None)
+
+    async def session(socket: WebSocket):
+        await behaviour(socket)
+
+    app.add_api_websocket_route("/ws", session)
+    wait_s = 0.5 if "no answer" in said else PATIENCE_S
+    with running(app) as url, pytest.raises(EnvError, match=said):
+        asyncio.run(OpenEnvConnection.started(url, {}, wait_s))
+
+
+def test_a_refusal_that_comes_before_the_first_message_is_its_answer():
+    async def main(url):
+        session = OpenEnvConnection(url, await dialled(url.replace("http", "ws"), {}, PATIENCE_S), {})
+        while session._refusal is None:
+            await asyncio.sleep(0.01)
+        with pytest.raises(RemoteError) as refused:
+            await session.sent(PATIENCE_S, {"type": "state"})
+        await session.close()
+        return refused.value.code
+
+    with running(app_of(Standin(sessions=0))) as url:
+        assert asyncio.run(main(url)) == "CAPACITY_REACHED"
 
 
 def test_two_answers_to_one_request_end_the_session():

@@ -328,6 +328,8 @@ class OpenEnvConnection(Connection):
     def __init__(self, url: str, socket: ClientConnection, headers: Mapping[str, str]) -> None:
         super().__init__(url, socket, headers)
         self._turn = asyncio.Lock()  # one message at a time: answers have no ids
+        self._has_asked = False
+        self._refusal: dict[str, Any] | None = None  # an error that came before the first message
 
     @classmethod
     async def started(cls, url: str, headers: Mapping[str, str], open_s: float) -> "OpenEnvConnection":
@@ -410,6 +412,9 @@ class OpenEnvConnection(Connection):
     async def _in_turn(self, timeout_s: float, message: dict[str, Any]) -> dict[str, Any]:
         try:
             async with self._turn:
+                self._has_asked = True
+                if self._refusal is not None:
+                    return self._refusal
                 return await self._exchanged(timeout_s, next(self._ids), json.dumps(message))
         except EnvServerLate:
             # The answer may still come, and nothing would tell it from that of the next request.
@@ -489,6 +494,10 @@ class OpenEnvConnection(Connection):
     def _take(self, content: bytes) -> None:
         answer = decoded(JSON, content)
         if not self._pending:
+            # A full server says so at once, perhaps before the first message has been sent.
+            if answer.get("type") == "error" and not self._has_asked and self._refusal is None:
+                self._refusal = answer
+                return
             raise BadMessage("VALIDATION_ERROR", "an answer without a request")
         (pending,) = self._pending.values()
         if pending.done():
