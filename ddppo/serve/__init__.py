@@ -19,7 +19,7 @@ PLUGIN = Plugin(
         ),
         "openenv": Backend(
             make=f"{__name__}.client.backend:make_remote",
-            check=f"{__name__}.client.openenv:check_openenv",
+            check=f"{__name__}.client.openenv_task:check_openenv",
             spec=f"{__name__}.client.openenv:openenv_spec",
             unsaved="is stepped by servers (env.backend=openenv), and a session hands over no state",
         ),

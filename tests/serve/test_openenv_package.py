@@ -141,7 +141,7 @@ def test_a_full_server_of_it_is_a_sentence_and_a_slot_that_comes_free_is_taken(t
 
 def test_the_server_on_the_page_about_openenv_is_trained_on_as_it_says(tmp_path):
     page = (CHECKOUT / "docs/openenv.md").read_text()
-    (source,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    source = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[-1]
     port = free_port()
     (tmp_path / "light.py").write_text(source.replace("port=8000", f"port={port}"))
     (command,) = re.findall(r"python -m ddppo.train (env=openenv .*8000 env.num_envs=8)", page)
