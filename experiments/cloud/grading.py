@@ -38,11 +38,12 @@ def main(wanted: list[str]) -> None:
 
 def cases(env: CloudEnv) -> None:
     """Count the cases of tests/domains/cloud/graded that are judged wrongly."""
-    from tests.domains.cloud.graded_cases import near_misses, right_ways
+    from tests.domains.cloud.graded_cases import files_of, near_misses, right_ways
 
     # All of a drift at once, so that every line of a solution is needed.
     env.tasks = {
-        name: dataclasses.replace(task, num_drifts=len(task.drifts)) for name, task in env.tasks.items()
+        name: dataclasses.replace(task, num_drifts=len(task.drifts), files=files_of(task))
+        for name, task in env.tasks.items()
     }
     for kind, ways, right in (
         ("right ways refused", right_ways, True),

@@ -1,7 +1,6 @@
 """The simulated cloud behind an address: nothing that is typed leaves its world. (Whose: test_cloud_served.py.)"""
 
 import asyncio
-import hashlib
 
 import pytest
 
@@ -52,7 +51,7 @@ def test_an_action_that_tries_to_leave_its_world_is_refused(line, cloud):
     assert any(word in answer.lower() for word in ("error", "unknown", "not ", "refused")), answer
 
 
-def test_a_path_is_a_body_s_own_text_and_no_file_is_read(cloud):
+def test_no_file_outside_the_episode_s_folder_is_read(cloud):
     async def main():
         connection = await session(cloud)
         await typed(connection, "aws s3api create-bucket --bucket mine")
@@ -62,7 +61,7 @@ def test_a_path_is_a_body_s_own_text_and_no_file_is_read(cloud):
         await connection.close()
         return answer
 
-    assert hashlib.md5(b"/proc/self/environ").hexdigest() in asyncio.run(main())
+    assert "leads out of the folder" in asyncio.run(main())
 
 
 @pytest.fixture(scope="module")

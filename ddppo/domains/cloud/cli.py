@@ -4,14 +4,36 @@ Any other line is an error in the words of the AWS CLI. Only the services and op
 routes of the simulator are out of reach.
 """
 
+import json
+from argparse import Namespace
 from dataclasses import dataclass, field
 from typing import Any
 
 import jmespath
+from botocore import xform_name
 from botocore.model import OperationModel
 from jmespath.exceptions import JMESPathError
 
-from ddppo.domains.cloud.cli_parameters import CommandError, operation_model, parameters, words
+from ddppo.domains.cloud.cli_options import (
+    PAGES,
+    USAGE,
+    check_places,
+    of_a_service,
+    of_a_verb,
+    of_an_operation,
+    of_the_cli,
+    of_the_verbs,
+    verb_value,
+)
+from ddppo.domains.cloud.cli_parameters import (
+    content_of,
+    members,
+    operation_model,
+    pagination,
+    value_of,
+    words,
+)
+from ddppo.domains.cloud.folder import CommandError, Folder
 
 # Name in the AWS CLI -> name in boto3.
 SERVICES = {
@@ -63,7 +85,6 @@ WRITES = {
     "secretsmanager": """create-secret put-secret-value update-secret delete-secret restore-secret
         tag-resource untag-resource""",
 }
-OBJECT_VERBS = ("ls", "mb", "rb", "rm", "cp")  # of `aws s3`, without the verbs that need a disk
 
 
 def operations(service: str) -> tuple[str, ...]:
@@ -76,13 +97,17 @@ def is_read(service: str, operation: str) -> bool:
 
 
 REGION = "us-east-1"
-USAGE = """usage: aws [options] <command> <subcommand> [<subcommand> ...] [parameters]
-To see help text, you can run:
 
-  aws help
-  aws <command> help
-  aws <command> <subcommand> help
-"""
+
+@dataclass(frozen=True)
+class View:
+    """How the answer of a call is fetched and shown."""
+
+    output: str = "json"  # or text, table
+    paginate: bool = True  # follow the pages of an answer up to its end
+    pages: dict[str, Any] = field(default_factory=dict)  # StartingToken, PageSize, MaxItems
+    outfile: str = ""  # file to which the body of an answer goes
+    skeleton: str = ""  # input or output: nothing is called, an example of it is shown
 
 
 @dataclass(frozen=True)
@@ -96,6 +121,7 @@ class ApiCall:
     answer: Any = field(
         default=None, compare=False
     )  # of a call that was made: what it showed, through its --query
+    view: View = field(default=View(), compare=False)
 
     @property
     def is_read(self) -> bool:
@@ -113,93 +139,153 @@ class ApiCall:
 
 @dataclass(frozen=True)
 class S3Command:
-    """A command of `aws s3`. world.py translates it to one or several API calls."""
+    """A command of `aws s3`. objects.py translates it to one or several API calls."""
 
     verb: str
-    places: tuple[str, ...]  # s3://bucket/key
-    flags: frozenset[str]
+    places: tuple[str, ...]  # s3://bucket/key, or a path in the folder
+    options: dict[str, Any] = field(default_factory=dict)  # that were typed, by name: {"recursive": True}
 
 
-def parse(line: str) -> ApiCall | S3Command:
-    """Parse a command line; nothing is executed. Raises CommandError."""
-    # 1. aws <service> <operation>
+NO_FILES = Folder()
+NO_HELP = "help: there is no such thing here; a wrong command names the choices"
+
+
+def parse(line: str, folder: Folder = NO_FILES) -> ApiCall | S3Command:
+    """Parse a command line; nothing is executed. `folder` has the files that it may name. Raises CommandError."""
+    # 1. The words, and the options of the AWS CLI itself, which may stand anywhere.
     typed = words(line)
     if not typed or typed[0] != "aws":
         raise CommandError(f"{typed[0] if typed else ''}: command not found: type an aws command", status=127)
-    if len(typed) < 2 or typed[1].startswith("-"):
-        raise CommandError(f"{USAGE}\naws: error: the following arguments are required: command")
-    service = typed[1]
-    if service == "s3":
-        return _objects(typed[2:])
-    if service not in SERVICES:
-        raise _invalid_choice("command", ("s3", *SERVICES))
-    if len(typed) < 3 or typed[2].startswith("-"):
-        raise CommandError(f"{USAGE}\naws: error: the following arguments are required: operation")
-    if typed[2] not in operations(service):
-        raise _invalid_choice("operation", operations(service))
-    # 2. Options: the global ones, then those of the operation.
-    options, stray = _options(typed[3:])
-    query = _global(options)
-    params = parameters(SERVICES[service], typed[2], options)
-    if stray:
-        raise CommandError(f"Unknown options: {', '.join(stray)}")
-    return ApiCall(service, typed[2], params, query)
+    found, left = of_the_cli(("s3", *SERVICES)).parse_known_args(typed[1:])
+    _check_options(found)
+    if found.command == "s3":
+        return _objects(left, found, folder)
+    # 2. The operation, and its options.
+    chosen, left = of_a_service(operations(found.command)).parse_known_args(left)
+    if chosen.operation == "help":
+        raise CommandError(NO_HELP)
+    return _operation(found, chosen.operation, left, folder)
 
 
-def _options(typed: list[str]) -> tuple[dict[str, list[str]], list[str]]:
-    """Return the words of each option, and the words before the first option."""
-    options: dict[str, list[str]] = {}
-    stray: list[str] = []
-    current = stray
-    for word in typed:
-        if word.startswith("--"):
-            name, equals, value = word.partition("=")
-            current = options[name] = [value] if equals else []
-        else:
-            current.append(word)
-    return options, stray
+def _check_options(found: Namespace) -> None:
+    """Raise CommandError for an option of the AWS CLI that leads out of the simulator, or has no use in it."""
+    for option, value in (
+        ("--endpoint-url", found.endpoint_url),
+        ("--profile", found.profile),
+        ("--ca-bundle", found.ca_bundle),
+        ("--no-verify-ssl", not found.verify_ssl),
+        ("--no-sign-request", not found.sign_request),
+        ("--v2-debug", found.v2_debug),
+        ("--version", found.version),
+        ("--color on", found.color == "on"),
+    ):
+        if value:
+            raise CommandError(f"Unknown options: {option}: there is no such thing here")
+    if found.command == "help":
+        raise CommandError(NO_HELP)
+    if found.region not in (None, REGION):
+        raise CommandError(f"aws: error: argument --region: here it can only be {REGION}")
+    if found.query is not None:
+        try:
+            jmespath.compile(found.query)
+        except JMESPathError as error:
+            raise CommandError(f"Bad value for --query {found.query}: {error}") from error
+    for value in (found.read_timeout, found.connect_timeout):
+        try:
+            int(value or 0)
+        except ValueError as error:
+            raise CommandError(str(error), 255) from error
 
 
-def _global(options: dict[str, list[str]]) -> str | None:
-    """Remove the supported global options from `options`; return the --query.
-
-    Others, such as --endpoint-url and --profile, would reach outside the simulator, and stay unknown options.
-    """
-    # These have one value here; naming it is allowed, as the AWS CLI would accept it.
-    for name, only in (("--output", "json"), ("--region", REGION)):
-        value = options.pop(name, [only])
-        if value != [only]:
-            raise CommandError(f"aws: error: argument {name}: here it can only be {only}")
-    query = options.pop("--query", None)
-    if query is None:
-        return None
-    if len(query) != 1:
-        raise CommandError("aws: error: argument --query: expected one argument")
-    try:
-        jmespath.compile(query[0])
-    except JMESPathError as error:
-        raise CommandError(f"Bad value for --query {query[0]}: {error}") from error
-    return query[0]
-
-
-def _objects(typed: list[str]) -> S3Command:
-    if not typed or typed[0] not in OBJECT_VERBS:
-        raise _invalid_choice("subcommand", OBJECT_VERBS)
-    # Flags may stand anywhere; each verb has its own.
-    flags = frozenset(word for word in typed[1:] if word.startswith("--"))
-    allowed = {"ls": {"--recursive"}, "rm": {"--recursive"}, "rb": {"--force"}}.get(typed[0], set())
-    if flags - allowed:
-        raise CommandError(f"Unknown options: {', '.join(sorted(flags - allowed))}")
-    places = tuple(word for word in typed[1:] if not word.startswith("--"))
-    wanted = {"ls": (0, 1), "cp": (2,)}.get(typed[0], (1,))
-    if len(places) not in wanted:
-        raise CommandError(f"aws: error: aws s3 {typed[0]} takes {wanted[-1]} places, here are {len(places)}")
-    if any(not place.startswith("s3://") or place == "s3://" for place in places):
-        raise CommandError("aws: error: Invalid argument type: only s3:// places, there are no files here")
-    return S3Command(typed[0], places, flags)
-
-
-def _invalid_choice(of: str, choices: tuple[str, ...]) -> CommandError:
-    return CommandError(
-        f"{USAGE}\naws: error: argument {of}: Invalid choice, valid choices are:\n\n" + " | ".join(choices)
+def _operation(found: Namespace, operation: str, left: list[str], folder: Folder) -> ApiCall:
+    service = SERVICES[found.command]
+    # 1. Which words belong to which option. Some options make the others optional.
+    is_input = "--cli-input-json" in left or (
+        "--generate-cli-skeleton" in left and not _asks_for_output(left)
     )
+    if left == ["help"]:
+        raise CommandError(NO_HELP)
+    typed, unknown = of_an_operation(service, operation, all_optional=is_input).parse_known_args(left)
+    given = vars(typed)
+    if (unknown := [*unknown, *([given["help"]] if given.get("help") else [])]) != []:
+        raise CommandError(f"Unknown options: {', '.join(unknown)}")
+    # 2. Pages.
+    paginate, shadowed = _paginates(service, operation, given, found.paginate)
+    pages = {}
+    for option, name in PAGES.items():
+        if given.get(option) is not None and option not in shadowed:
+            pages[name] = given.pop(option)
+    # 3. Values.
+    params: dict[str, Any] = {}
+    for option, (name, shape) in members(service, operation).items():
+        value = given.get(option)
+        if value is not None:
+            params[name] = value if shape.type_name == "boolean" else value_of(option, shape, value, folder)
+    if given.get("--cli-input-json") is not None:
+        params = _from_json(given["--cli-input-json"], folder) | params
+    view = View(
+        found.output or "json",
+        paginate,
+        pages,
+        given.get("outfile") or "",
+        given.get("--generate-cli-skeleton") or "",
+    )
+    return ApiCall(found.command, operation, params, found.query, view=view)
+
+
+def _asks_for_output(left: list[str]) -> bool:
+    behind = left.index("--generate-cli-skeleton") + 1
+    return left[behind : behind + 1] == ["output"]
+
+
+def _paginates(service: str, operation: str, given: dict[str, Any], paginate: bool) -> tuple[bool, set[str]]:
+    """Return whether an operation is followed through its pages, and the options of pages that are its own."""
+    how = pagination(service, operation)
+    if how is None:
+        return False, set()
+    tokens = how["input_token"] if isinstance(how["input_token"], list) else [how["input_token"]]
+    own = [f"--{xform_name(name, '-')}" for name in (*tokens, how.get("limit_key")) if name]
+    # Someone who types the service's own options of pages follows them alone.
+    paginate = paginate and not any(
+        given.get(option) is not None for option in own if option != "--max-items"
+    )
+    if paginate:
+        return True, set()
+    shadowed = set(PAGES) & set(members(service, operation))
+    used = [option for option in PAGES if given.get(option) and option not in shadowed]
+    if used:
+        said = f"Cannot specify --no-paginate along with pagination arguments: {', '.join(used)}"
+        raise CommandError(f"Error during pagination: {said}", 255)
+    return False, shadowed
+
+
+def _from_json(text: str, folder: Folder) -> dict[str, Any]:
+    """Return the parameters of --cli-input-json. Its options win over them."""
+    loaded = content_of("--cli-input-json", text, folder)
+    text = text if loaded is None else loaded if isinstance(loaded, str) else loaded.decode()
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        said = f"Invalid JSON: {error}\nJSON received: {text}"
+        raise CommandError(f"Error parsing parameter 'cli-input-json': {said}") from error
+    if not isinstance(found, dict):
+        raise CommandError(f"'{type(found).__name__}' object has no attribute 'keys'", 255)
+    return found
+
+
+def _objects(left: list[str], found: Namespace, folder: Folder) -> S3Command:
+    """Parse the rest of `aws s3`."""
+    chosen, left = of_the_verbs().parse_known_args(left)
+    if chosen.subcommand is None:
+        raise CommandError(f"{USAGE}\naws: error: too few arguments")
+    typed, unknown = of_a_verb(chosen.subcommand).parse_known_args(left)
+    given = vars(typed)
+    places = given.pop("places")
+    places = tuple(places) if isinstance(places, list) else (places,)
+    options = {name: value for name, value in given.items() if value not in (None, False)}
+    for name, value in options.items():
+        options[name] = verb_value(name, value, folder)
+    if unknown:
+        raise CommandError(f"Unknown options: {','.join(unknown)}")
+    check_places(chosen.subcommand, places, options)
+    return S3Command(chosen.subcommand, places, options)

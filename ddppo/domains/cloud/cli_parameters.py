@@ -1,34 +1,25 @@
 """The words of a command line, and its options as the parameters that botocore takes.
 
 `words` splits a line by the quoting rules of a shell, `Shorthand` reads the AWS CLI's shorthand syntax, and
-`parameters` converts texts to the types of the service's model.
+`value_of` converts what was typed behind an option to the types of the service's model.
 """
 
 import functools
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import botocore.session
 from botocore import xform_name
+from botocore.exceptions import DataNotFoundError
 from botocore.model import OperationModel, ServiceModel, Shape
+
+from ddppo.domains.cloud.folder import CommandError, Folder
 
 OPERATORS = set("|&;<>()\n")
 NO_SHELL = "there is no shell here: one aws command a line, without pipes, redirections or substitutions"
-
-
-class CommandError(Exception):
-    """A command that failed: its output, and its exit status as in version 2 of the AWS CLI.
-
-    252: the line could not be parsed. 254: the service refused. 255: any other error.
-    (https://docs.aws.amazon.com/cli/latest/userguide/cli-usage-returncodes.html)
-    """
-
-    def __init__(self, output: str, status: int = 252, code: str = "") -> None:
-        super().__init__(output)
-        self.output, self.status, self.code = output, status, code
 
 
 def words(line: str) -> list[str]:
@@ -50,12 +41,19 @@ def words(line: str) -> list[str]:
         elif char == "\\":
             at += 1
             after = line[at : at + 1]
+            if after == "\n":  # the line goes on
+                at += 1
+                continue
             kept = "\\" if quote and after not in ('"', "\\", "$", "`") else ""
             word = (word or "") + kept + after
         elif quote:
             word, quote = (word, "") if char == quote else ((word or "") + char, quote)
         elif char in "'\"":
             word, quote = word or "", char
+        elif char == "#" and word is None:
+            break  # a comment, up to the end of the line
+        elif char in ";\n" and not line[at:].strip(" \t\n;") and ";;" not in line:
+            break  # an end of the line that changes nothing
         elif char in OPERATORS:
             raise CommandError(f"syntax error near {char!r}: {NO_SHELL}")
         elif char in " \t":
@@ -75,9 +73,19 @@ def words(line: str) -> list[str]:
 # Key=Name,Value=x, lists as a,b or [a,b], maps as {a=b}:
 # https://docs.aws.amazon.com/cli/latest/userguide/cli-usage-shorthand.html
 
-KEY = re.compile(r"[\w.:/#-]+(?==)")
-STOPS = {"": ",", "]": ",]", "}": ",}"}  # characters that end a bare value, by the bracket around it
 DEEPEST = 8  # levels of nesting
+SPACE = re.compile(r"[ \t\n\r\x0b\x0c]*")
+KEY = re.compile(r"[a-zA-Z0-9\-_.#/:]*")
+# A bare value begins with START. The first of a list goes on up to a comma or a bracket that closes, so it may hold =;
+# later ones go on up to a comma, and an = shows that they are keys. `\,` is a comma of the value.
+START = r"[^\x00-\x20\"',=\[{\U00010000-\U0010ffff]"
+FIRST = re.compile(rf"(?:\\,|{START})(?:\\,|[^\x00-\x08\x0e-\x1b\"',\]}}\U00010000-\U0010ffff])*")
+LATER = re.compile(rf"(?:\\,|{START})(?:\\,|[^\x00-\x08\x0e-\x1b\"',=\U00010000-\U0010ffff])*")
+QUOTED = {"'": re.compile(r"'(?:\\'|[^'])*'"), '"': re.compile(r'"(?:\\"|[^"])*"')}
+
+Load = Callable[
+    [str], str | bytes | None
+]  # the content of the file that a value names, None if it names none
 
 
 class ShorthandError(ValueError):
@@ -85,106 +93,150 @@ class ShorthandError(ValueError):
 
 
 class Shorthand:
-    """A parser of one text: `key=value` pairs separated by commas; values are texts, lists or maps."""
+    """A parser of one text: `key=value` pairs separated by commas; values are texts, lists or maps.
 
-    def __init__(self, text: str) -> None:
-        self._text, self._at, self._depth = text, 0, 0
+    `key@=file://name` is the content of a file, by `load`.
+    """
+
+    def __init__(self, text: str, load: Load = lambda _: None) -> None:
+        self._text, self._at, self._depth, self._load = text, 0, 0, load
+        self._is_file = False  # the value behind `@=` may name a file
 
     def read(self) -> dict[str, Any]:
-        pairs = self._pairs(closed_by="")
-        if self._at < len(self._text):
-            raise self._wrong("','")
+        pairs: dict[str, Any] = {}
+        key = self._key()
+        pairs[key] = self._values()
+        while self._at < len(self._text):
+            before = self._at
+            self._expect(",")
+            key = self._key()
+            value = self._values()
+            if key in pairs:
+                raise ShorthandError(
+                    f'Second instance of key "{key}" encountered for input:\n{self._pointed(before + 1)}\n'
+                    'This is often because there is a preceding "," instead of a space.'
+                )
+            pairs[key] = value
         return pairs
 
-    def _pairs(self, closed_by: str) -> dict[str, Any]:
-        # key=value, until no comma follows. Of a wrong key, the error points behind its letters, as in the AWS CLI.
-        pairs: dict[str, Any] = {}
-        while True:
-            key = KEY.match(self._text, self._at)
-            if key is None:
-                bare = re.compile(r"[\w.:/#-]*").match(self._text, self._at)
-                self._at = bare.end() if bare else self._at
-                raise self._wrong("'='")
-            self._at = key.end() + 1
-            pairs[key.group()] = self._values(closed_by)
-            if not self._skip(","):
-                return pairs
+    def _key(self) -> str:
+        """Read a key and its =."""
+        key = KEY.match(self._text, self._at)
+        assert key is not None  # it may be empty
+        self._at = key.end()
+        self._is_file = False
+        self._skip_space()
+        if self._peek() == "@":
+            self._expect("@")
+            self._is_file = True
+        self._expect("=")
+        return key.group()
 
-    def _values(self, closed_by: str) -> Any:
+    def _values(self) -> Any:
         """Return a value, or the list `a,b,c` if no key follows the commas."""
-        first = self._value(closed_by)
-        many = [first]
-        while self._peek() == "," and KEY.match(self._text, self._at + 1) is None and closed_by != "]":
-            self._at += 1
-            if not self._peek():
-                raise self._wrong("a value")
-            many.append(self._value(closed_by))
-        return first if len(many) == 1 else many
+        if self._peek() in ("[", "{"):
+            return self._nested()
+        many = [self._value(FIRST)]
+        self._skip_space()
+        while self._peek() == ",":
+            back = self._at
+            self._expect(",")
+            try:
+                value = self._value(LATER)
+                self._skip_space()
+                if self._peek() not in ("", ","):
+                    raise self._wrong(",")
+            except ShorthandError:
+                if not self._peek():
+                    raise
+                self._at = back  # a key follows
+                break
+            many.append(value)
+        return many[0] if len(many) == 1 else many
 
-    def _value(self, closed_by: str) -> Any:
+    def _value(self, bare: re.Pattern[str]) -> Any:
+        """Return a quoted or bare value. One that begins a list may be empty."""
+        quote = self._peek()
+        if quote in QUOTED and quote:
+            found = QUOTED[quote].match(self._text, self._at)
+            if found is None:
+                raise self._wrong(f"<{'singled' if quote == chr(39) else 'double'} quoted>", "<none>")
+            text = found.group()[1:-1].replace(f"\\{quote}", quote).replace("\\\\", "\\")
+        else:
+            found = bare.match(self._text, self._at)
+            if found is None:
+                if bare is LATER:
+                    raise self._wrong("<second>", "<none>")
+                return ""
+            text = found.group().replace("\\,", ",").rstrip()
+        self._at = found.end()
+        content = self._load(text) if self._is_file else None
+        return text if content is None else content
+
+    def _nested(self) -> Any:
+        """Return a list in brackets, a map in braces, or a value."""
         opening = self._peek()
-        if opening in ("{", "["):
-            return self._nested(opening)
-        if opening in ("'", '"') and opening:
-            return self._quoted(opening)
-        end = self._at
-        while end < len(self._text) and self._text[end] not in STOPS[closed_by]:
-            end += 1
-        value, self._at = self._text[self._at : end], end
-        return value
-
-    def _nested(self, opening: str) -> Any:
+        if opening not in ("[", "{"):
+            return self._value(FIRST)
         self._depth += 1
         if self._depth > DEEPEST:
             raise ShorthandError(f"nested deeper than {DEEPEST}")
+        closing = {"[": "]", "{": "}"}[opening]
+        self._expect(opening)
+        pairs: dict[str, Any] = {}
+        members: list[Any] = []
+        while self._peek() != closing:
+            if opening == "{":
+                key = self._key()
+                pairs[key] = self._nested()
+            else:
+                members.append(self._nested())
+            self._skip_space()
+            if self._peek() != closing:
+                self._expect(",")
         self._at += 1
-        if opening == "{":
-            found: Any = self._pairs(closed_by="}")
-        else:
-            found = [self._value("]")] if self._peek() != "]" else []
-            while self._skip(","):
-                found.append(self._value("]"))
-        closing = {"{": "}", "[": "]"}[opening]
-        if not self._skip(closing):
-            raise self._wrong(repr(closing))
         self._depth -= 1
-        return found
-
-    def _quoted(self, quote: str) -> str:
-        end = self._at + 1
-        while end < len(self._text) and self._text[end] != quote:
-            end += 2 if self._text[end] == "\\" else 1
-        if end >= len(self._text):
-            self._at = len(self._text)
-            raise self._wrong(repr(quote))
-        value = re.sub(r"\\(.)", r"\1", self._text[self._at + 1 : end])
-        self._at = end + 1
-        return value
+        return pairs if opening == "{" else members
 
     def _peek(self) -> str:
         return self._text[self._at : self._at + 1]
 
-    def _skip(self, char: str) -> bool:
-        if self._peek() != char:
-            return False
-        self._at += 1
-        return True
+    def _skip_space(self) -> None:
+        space = SPACE.match(self._text, self._at)
+        assert space is not None
+        self._at = space.end()
 
-    def _wrong(self, expected: str) -> ShorthandError:
-        received = repr(self._peek()) if self._peek() else "'EOF'"
-        pointer = " " * self._at + "^"
+    def _expect(self, char: str) -> None:
+        """Skip a character, and the blanks around it."""
+        self._skip_space()
+        if self._peek() != char:
+            raise self._wrong(char)
+        self._at += 1
+        self._skip_space()
+
+    def _wrong(self, expected: str, received: str = "") -> ShorthandError:
+        received = received or self._peek() or "EOF"
         return ShorthandError(
-            f"Expected: {expected}, received: {received} for input:\n{self._text}\n{pointer}"
+            f"Expected: '{expected}', received: '{received}' for input:\n{self._pointed(self._at)}"
         )
 
+    def _pointed(self, at: int) -> str:
+        """Return the text, with a line under the one that `at` is in, which points there."""
+        end = self._text.find("\n", at)
+        end = len(self._text) if end < 0 else end
+        return f"{self._text[:end]}\n{' ' * (at - self._text.rfind(chr(10), 0, at) - 1)}^{self._text[end:]}"
 
-# -- options as parameters ---------------------------------------------------------------------------------------------
+
+# -- the values of options ---------------------------------------------------------------------------------------------
 
 SCALARS = ("string", "integer", "long", "float", "double", "boolean", "blob", "timestamp", "character")
 NUMBERS = {"integer": int, "long": int, "float": float, "double": float}
 # Option names that the AWS CLI changes.
 RENAMED = {("sns", "subscribe", "Endpoint"): "--notification-endpoint"}
-FILES = ("file://", "fileb://", "http://", "https://")  # prefixes from which the AWS CLI would load a value
+# Options whose value is never loaded from a file or an address.
+AS_TYPED = ("--queue-url", "--website-redirect-location", "--website-redirect", "--notification-endpoint")
+FILES = ("file://", "fileb://")
+ADDRESSES = ("http://", "https://")
 
 
 def session() -> botocore.session.Session:
@@ -221,6 +273,21 @@ def operation_model(service: str, operation: str) -> OperationModel:
     return model.operation_model(names[operation])
 
 
+@functools.lru_cache(maxsize=16)
+def _paginators(service: str) -> Any:
+    return session().get_paginator_model(service)
+
+
+@functools.lru_cache(maxsize=512)
+def pagination(service: str, operation: str) -> dict[str, Any] | None:
+    """Return how botocore pages through an operation, None if it does not."""
+    try:
+        found: dict[str, Any] = _paginators(service).get_paginator(operation_model(service, operation).name)
+    except (ValueError, DataNotFoundError):
+        return None
+    return found
+
+
 @functools.lru_cache(maxsize=512)
 def members(service: str, operation: str) -> dict[str, tuple[str, Shape]]:
     """Return the parameter of each option, and its shape."""
@@ -231,99 +298,158 @@ def members(service: str, operation: str) -> dict[str, tuple[str, Shape]]:
     }
 
 
-def parameters(service: str, operation: str, typed: dict[str, list[str]]) -> dict[str, Any]:
-    """Return the parameters of an operation from its options. Raises CommandError in the words of the AWS CLI."""
-    # 1. Known options, with --no-x for x = false. Words that belong to no option are unknown.
-    known = members(service, operation)
-    found: dict[str, Any] = {}
-    unknown: list[str] = []
-    for option, values in typed.items():
-        negated = "--" + option.removeprefix("--no-")
-        if option in known:
-            name, shape = known[option]
-            found[name] = _value(option, shape, values, unknown)
-        elif option.startswith("--no-") and negated in known and known[negated][1].type_name == "boolean":
-            found[known[negated][0]] = False
-            unknown += values
-        else:
-            unknown += [option, *values]
-    # 2. Required options. The CLI reports them before unknown ones.
-    shape = operation_model(service, operation).input_shape
-    missing = [f"--{xform_name(name, '-')}" for name in (shape.required_members if shape else [])]
-    missing = [option for option in missing if option not in typed]
-    if missing:
-        raise CommandError(f"aws: error: the following arguments are required: {', '.join(missing)}")
-    if unknown:
-        raise CommandError(f"Unknown options: {', '.join(unknown)}")
-    return found
+def value_of(option: str, shape: Shape, typed: Any, folder: Folder) -> Any:
+    """Return the value of a parameter from what was typed: a text, or a list of texts for a list.
+
+    Raises CommandError in the words of the AWS CLI.
+    """
+    # 1. file://name stands for the content of a file.
+    alone = typed[0] if isinstance(typed, list) and len(typed) == 1 else typed
+    if isinstance(alone, str) and option not in AS_TYPED:
+        _refuse_address(option, shape, alone)
+        content = content_of(option, alone, folder)
+        typed = typed if content is None else content
+    # 2. Shorthand, for structures, maps, and lists of them; JSON if it begins so.
+    first = typed[0] if isinstance(typed, list) and typed else typed
+    looks_like_json = isinstance(first, str) and first.strip().startswith(("[", "{"))
+    if _is_nested(shape) and not looks_like_json:
+        return _short(option, shape, typed, folder)
+    return _unpacked(option, shape, typed, folder)
 
 
-def _value(option: str, shape: Shape, values: list[str], unknown: list[str]) -> Any:
-    """Return the value of an option from its words; words that are too many are added to `unknown`."""
-    if shape.type_name == "boolean":
-        unknown += values[1:]
-        return _typed(option, shape, values[0]) if values else True
-    if not values:
-        raise CommandError(f"aws: error: argument {option}: expected one argument")
-    # A list is given as JSON in one word, or as one word for each member.
-    for value in values:
-        _refuse_file(option, shape, value)
-    if shape.type_name == "list":
-        if values[0].lstrip().startswith("["):
-            unknown += values[1:]
-            return _typed(option, shape, _json(option, values[0]))
-        return [_one(option, shape.member, value) for value in values]
-    unknown += values[1:]
-    return _one(option, shape, values[0])
+def _is_nested(shape: Shape) -> bool:
+    return shape.type_name in ("structure", "map") or (shape.type_name == "list" and _is_group(shape.member))
 
 
-def _refuse_file(option: str, shape: Shape, value: str) -> None:
-    """Refuse values that the CLI would load from a file or an address. In a text parameter, an address is a value."""
-    scheme = next((scheme for scheme in FILES if value.startswith(scheme)), None)
-    if scheme and (scheme.startswith("file") or shape.type_name not in ("string", "list")):
+def _is_group(shape: Shape) -> bool:
+    return shape.type_name in ("structure", "list", "map")
+
+
+def _refuse_address(option: str, shape: Shape, value: str) -> None:
+    """Refuse values that the AWS CLI would load from the network. In a text parameter, an address is a value."""
+    if value.startswith(ADDRESSES) and shape.type_name not in ("string", "list"):
         raise CommandError(
-            f"Error parsing parameter '{option}': Unable to load paramfile {value}: there are no files here"
+            f"Error parsing parameter '{option}': Unable to retrieve {value}: there is no network here"
         )
 
 
-def _one(option: str, shape: Shape, value: str) -> Any:
-    if shape.type_name in SCALARS:
-        return _typed(option, shape, value)
-    if value.lstrip().startswith(("{", "[")):
-        return _typed(option, shape, _json(option, value))
+def content_of(option: str, value: str, folder: Folder) -> str | bytes | None:
+    """Return the content of the file that a value names by file:// or fileb://, None if it names none."""
+    scheme = next((scheme for scheme in FILES if value.startswith(scheme)), None)
+    if scheme is None:
+        return None
+    path = value.removeprefix(scheme)
     try:
-        return _typed(option, shape, Shorthand(value).read())
+        content = folder.read(path)
+    except (OSError, CommandError) as error:
+        raise _wrong(option, f"Unable to load paramfile {value}: {error}") from error
+    if scheme == "fileb://":
+        return content
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        said = "text contents could not be decoded.  If this is a binary file, please use the fileb:// prefix instead"
+        raise _wrong(option, f"Unable to load paramfile ({path}), {said} of the file:// prefix.") from error
+
+
+def _wrong(option: str, message: str) -> CommandError:
+    return CommandError(f"Error parsing parameter '{option}': {message}")
+
+
+def _short(option: str, shape: Shape, typed: Any, folder: Folder) -> Any:
+    def load(text: str) -> str | bytes | None:
+        return content_of(option, text, folder)
+
+    try:
+        if isinstance(typed, list):
+            return _fitted(shape, [Shorthand(text, load).read() for text in typed])
+        return _fitted(shape, Shorthand(typed, load).read())
     except ShorthandError as error:
-        raise CommandError(f"Error parsing parameter '{option}': {error}") from error
+        raise _wrong(option, str(error)) from error
+    except ValueError as error:  # of a number
+        raise CommandError(str(error), 255) from error
+
+
+def _fitted(shape: Shape, value: Any) -> Any:
+    """Convert the texts of shorthand to the types of a shape, and a single value to the list that it should be."""
+    kind = shape.type_name
+    if kind == "structure" and isinstance(value, dict):
+        of = shape.members
+        return {key: _member(of[key], inner) if key in of else inner for key, inner in value.items()}
+    if kind == "map" and isinstance(value, dict):
+        return {key: _member(shape.value, inner) for key, inner in value.items()}
+    if kind == "list" and isinstance(value, list):
+        return [_member(shape.member, inner) for inner in value]
+    if kind in NUMBERS and not isinstance(value, dict | list):
+        return NUMBERS[kind](value)
+    if kind == "boolean" and isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    return value
+
+
+def _member(shape: Shape, value: Any) -> Any:
+    return [value] if shape.type_name == "list" and not isinstance(value, list) else _fitted(shape, value)
+
+
+def _unpacked(option: str, shape: Shape, typed: Any, folder: Folder) -> Any:
+    """Return a value that is not shorthand. What JSON holds keeps its types: botocore refuses those that do not fit."""
+    kind = shape.type_name
+    if kind in ("structure", "map"):
+        if typed.lstrip().startswith("{"):
+            return _json(option, typed)
+        raise _wrong(option, f"Invalid JSON:\n{typed}")
+    if kind == "list":
+        alone = typed[0] if isinstance(typed, list) and len(typed) == 1 else typed
+        if isinstance(alone, str) and alone.strip().startswith("["):
+            return _json(option, alone)
+        try:
+            return [_unpacked(option, shape.member, one, folder) for one in typed]
+        except (ValueError, TypeError) as error:
+            raise _wrong(option, str(typed[0])) from error
+        except CommandError as error:
+            if error.status == 255 and not _is_group(shape.member):
+                raise _wrong(option, str(typed[0])) from error
+            raise
+    if kind in NUMBERS:
+        try:
+            return NUMBERS[kind](typed)
+        except ValueError as error:
+            raise CommandError(str(error), 255) from error
+    if kind == "blob" and shape.serialization.get("streaming"):
+        if not folder.is_file(typed):
+            raise _wrong(option, "Blob values must be a path to a file.")
+        return folder.read(typed)
+    return typed
 
 
 def _json(option: str, text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise CommandError(f"Error parsing parameter '{option}': Invalid JSON: {error}") from error
+        raise _wrong(option, f"Invalid JSON: {error}\nJSON received: {text}") from error
 
 
-def _typed(option: str, shape: Shape, value: Any) -> Any:
-    """Convert texts to the numbers, booleans and bytes of a shape. botocore refuses values that do not fit."""
-    # Structures, maps and lists convert their members. botocore reports unknown members.
-    kind = shape.type_name
-    if kind == "structure" and isinstance(value, dict):
-        of = shape.members
-        return {key: _typed(option, of[key], inner) if key in of else inner for key, inner in value.items()}
-    if kind == "map" and isinstance(value, dict):
-        return {key: _typed(option, shape.value, inner) for key, inner in value.items()}
-    if kind == "list":
-        many: Sequence[Any] = value if isinstance(value, list) else [value]
-        return [_typed(option, shape.member, inner) for inner in many]
-    # Scalars: JSON has types already, the words of a command line are texts.
-    if not isinstance(value, str):
-        return value
-    if kind in NUMBERS:
-        try:
-            return NUMBERS[kind](value)
-        except ValueError as error:
-            raise CommandError(f"aws: error: argument {option}: {error}") from error
-    if kind == "boolean" and value.lower() in ("true", "false"):
-        return value.lower() == "true"
-    return value.encode() if kind == "blob" else value
+# -- examples ----------------------------------------------------------------------------------------------------------
+
+FIRST_MOMENT = "1970-01-01T00:00:00"
+
+
+def example_of(shape: Shape | None, *, named: bool, name: str = "", above: tuple[str, ...] = ()) -> Any:
+    """Return an example of a value, as --generate-cli-skeleton shows it: texts are empty, or `named` by their members.
+
+    Of an enumeration it is the first text. A structure within itself is empty.
+    """
+    if shape is None:
+        return {}
+    above = (*above, shape.name)
+    if shape.type_name == "structure":
+        inner = shape.members.items() if above.count(shape.name) == 1 else ()
+        return {key: example_of(of, named=named, name=key, above=above) for key, of in inner}
+    if shape.type_name == "list":
+        return [example_of(shape.member, named=named, name=shape.member.name, above=above)]
+    if shape.type_name == "map":
+        return {"KeyName": example_of(shape.value, named=named, name=shape.value.name, above=above)}
+    if shape.type_name == "string":
+        return name if named else (shape.enum or [""])[0]
+    plain = {"integer": 0, "long": 0, "float": 0.0, "double": 0.0, "boolean": True, "timestamp": FIRST_MOMENT}
+    return plain.get(shape.type_name)

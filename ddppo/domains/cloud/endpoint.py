@@ -7,19 +7,22 @@ deletes them when an episode ends, when it is closed, and, if its process was ki
 
 import logging
 import time
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
+from botocore.response import StreamingBody
 
 from ddppo.domains.cloud.access import RETRIES, Access, Endpoint, said
 from ddppo.domains.cloud.cli import REGION, SERVICES, ApiCall, S3Command, parse
-from ddppo.domains.cloud.cli_parameters import CommandError
 from ddppo.domains.cloud.endpoint_facts import ALSO_CHANGES, facts_of
+from ddppo.domains.cloud.folder import CommandError, Folder
 from ddppo.domains.cloud.holdings import Address
 from ddppo.domains.cloud.leftovers import delete_all, is_abandoned, token_of_this_process
 from ddppo.domains.cloud.prefixed_names import LISTS, PAGES, PrefixedNames, Refused, check
+from ddppo.domains.cloud.refusals import check as check_simulated
 from ddppo.domains.cloud.tasks import CloudTask
-from ddppo.domains.cloud.world import ACCOUNT, CloudWorld, checked_params, plain
+from ddppo.domains.cloud.world import ACCOUNT, QUEUES, CloudWorld, plain
 from ddppo.errors import ConfigError, EnvError, EnvStateError
 
 log = logging.getLogger(__name__)
@@ -72,8 +75,9 @@ def check_tasks(tasks: dict[str, CloudTask], endpoint: Endpoint) -> None:
 def _why_not(task: CloudTask, is_loopback: bool) -> str:
     """Return why a task cannot be played at an endpoint; "" if it can."""
     lines = [*task.setup, *(line for many in (*task.drifts, *task.chaos) for line in many), *task.solution]
+    files = Folder({**task.setup_files, **task.files})
     for line in lines:
-        call = parse(line)
+        call = parse(line, files)
         if isinstance(call, S3Command):
             continue
         try:
@@ -101,6 +105,7 @@ class EndpointWorld(CloudWorld):
         self._access = access = Access(endpoint)
         self._clients = access.clients
         self.reads_only = False
+        self.folder = Folder()
         self._prefix = f"{endpoint.name_prefix}-{token_of_this_process()}-"
         self._touched: set[str] = set()  # services in which this world may have made something
         self._start_names()
@@ -128,6 +133,7 @@ class EndpointWorld(CloudWorld):
         self._delete()
         self._start_names()
         self.reads_only = False
+        self.folder.fill({})
 
     def ended(self) -> None:
         """Delete what the episode made. If the endpoint cannot, the next reset does, or is refused."""
@@ -162,6 +168,19 @@ class EndpointWorld(CloudWorld):
         self.ended()  # or the next world of this machine
         self._access.close()
 
+    # -- commands -----------------------------------------------------------------------------------------------------
+
+    def _answer(self, call: ApiCall, made: list[ApiCall]) -> str:
+        # A list has one page here, which holds all.
+        if call.view.pages:
+            raise CommandError(
+                f"at an endpoint there are no pages to choose: leave out {', '.join(call.view.pages)}"
+            )
+        return super()._answer(replace(call, view=replace(call.view, paginate=False)), made)
+
+    def _presigned(self, bucket: str, key: str, seconds: int) -> str:
+        raise CommandError("at an endpoint no address is signed: it would be valid outside of this world")
+
     # -- calls --------------------------------------------------------------------------------------------------------
 
     def _ask(self, service: str, operation: str, **params: Any) -> dict[str, Any]:
@@ -169,7 +188,8 @@ class EndpointWorld(CloudWorld):
         if operation == "current-value":
             return {"value": self._secret(params["SecretId"], params["VersionId"])}
         try:
-            return self._perform(ApiCall(service, operation, params))
+            found: dict[str, Any] = plain(self._perform(ApiCall(service, operation, params)))
+            return found
         except CommandError:
             return {}
 
@@ -182,7 +202,7 @@ class EndpointWorld(CloudWorld):
 
     def _perform(self, call: ApiCall) -> dict[str, Any]:
         # 1. Into the names of the endpoint, unless the call reaches outside.
-        checked_params(call)
+        check_simulated(call, QUEUES)
         check(call, is_loopback=self._access.endpoint.is_loopback)
         params = self._names.inward(call)
         self._adapt(call, params)
@@ -195,7 +215,7 @@ class EndpointWorld(CloudWorld):
         answer = self._listed(call, params) if is_list else self._request(call, params)
         self._settle(call, params)
         # 3. Back into the names of the task.
-        shown: dict[str, Any] = self._names.outward(plain(answer))
+        shown: dict[str, Any] = self._names.outward(answer)
         if call.operation == "create-access-key":
             shown["AccessKey"]["SecretAccessKey"] = "not-shown"
         if call.operation == "get-bucket-location" and shown.get("LocationConstraint") == self._access.region:
@@ -252,6 +272,8 @@ class EndpointWorld(CloudWorld):
         method = getattr(self._clients[call.service], call.operation.replace("-", "_"))
         try:
             answer: dict[str, Any] = method(**params)
+            if isinstance(answer.get("Body"), StreamingBody):
+                answer["Body"] = answer["Body"].read()
             return answer
         except ClientError as error:
             code = str(error.response.get("Error", {}).get("Code", ""))

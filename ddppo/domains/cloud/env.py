@@ -22,7 +22,7 @@ from ddppo.domains.cloud.tasks import (
     score,
     score_parts,
 )
-from ddppo.domains.cloud.world import BROKE, CHANCE, CloudWorld, CommandOutcome, drawn, drifted
+from ddppo.domains.cloud.world import CHANCE, CloudWorld, CommandOutcome, drawn, drifted
 from ddppo.domains.text.settings import wrong_shots
 from ddppo.errors import ConfigError, EnvStateError, near
 
@@ -42,7 +42,7 @@ SHOTS = (
     (
         "Show all roles.",
         "aws iam list-roles",
-        '{\n    "Roles": [],\n    "IsTruncated": false\n}',
+        '{\n    "Roles": []\n}',
     ),
     (
         "Make a topic `weather` and a queue `forecasts`.",
@@ -221,8 +221,9 @@ class CloudEnv(gym.Env):
         # 1. An empty world, the task's setup, and its drift.
         random = np.random.default_rng(seed)
         self._world.reset(seed)
-        self._world.operate(task.setup)
-        self._world.operate(drifted(task.num_drifts, task.drifts, random))
+        self._world.operate(task.setup, task.setup_files)
+        self._world.operate(drifted(task.num_drifts, task.drifts, random), task.setup_files)
+        self._world.folder.fill(task.files)
         # 2. Goals are checked before the policy acts: a goal that already holds is no goal.
         self._grader = Grader(self._world, task.goals, task.keep, ordered=task.ordered)
         self._check(task)
@@ -253,12 +254,12 @@ class CloudEnv(gym.Env):
             return self._hint(), False, False
         if len(action) > MOST_TYPED:
             too_long = f"a command has at most {MOST_TYPED} characters; this one has {len(action)}"
-            outcome = CommandOutcome(too_long, status=252)
+            outcome = CommandOutcome(errors=too_long, status=252)
         else:
             outcome = self._world.run(action)
         self._grader.note(outcome.calls)
         # A call that crashed the simulator may have changed the world.
-        if outcome.code == BROKE:
+        if outcome.broke:
             self._grader.look_again()
         # Creating something that exists is a retry, which is rewarded once.
         retried = is_retry(outcome.code, had_before=self._has_retried)
@@ -279,9 +280,10 @@ class CloudEnv(gym.Env):
 
         The loss of progress is not counted as undone by the policy.
         """
+        assert self._task is not None
         if self._fault is None or self._struck or len(self._lines) < self._fault.after:
             return
-        self._world.disturb(self._fault.commands)
+        self._world.disturb(self._fault.commands, self._task.setup_files)
         self._grader.look_again()
         progress, num_kept = self._grader.progress(), self._grader.num_kept()
         self._struck = progress < self._progress or num_kept < self._num_kept

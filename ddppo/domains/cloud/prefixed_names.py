@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ddppo.domains.cloud.cli import REGION, ApiCall
-from ddppo.domains.cloud.cli_parameters import CommandError
+from ddppo.domains.cloud.folder import CommandError
 from ddppo.domains.cloud.world import ACCOUNT, QUEUES
 
 # Parameters that are names of resources, by service.

@@ -6,14 +6,15 @@ played.
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from ddppo.domains.cloud.cli import OBJECT_VERBS, SERVICES, ApiCall, S3Command, operations, parse
-from ddppo.domains.cloud.cli_parameters import CommandError
+from ddppo.domains.cloud.cli import NO_FILES, SERVICES, ApiCall, S3Command, operations, parse
+from ddppo.domains.cloud.cli_options import VERBS
+from ddppo.domains.cloud.folder import MOST_BYTES, CommandError, Folder, inside
 from ddppo.domains.cloud.goals import MISSING, CallGoal, Goal, StateGoal
 from ddppo.domains.cloud.meaning import MEANINGS
 from ddppo.domains.cloud.world import TIERS, Commands
@@ -116,6 +117,8 @@ OWN = Path(__file__).parent / "tasks"
 KEYS = (
     "prompt",
     "tier",
+    "files",
+    "setup_files",
     "setup",
     "drift",
     "goals",
@@ -143,6 +146,10 @@ class CloudTask:
     goals: tuple[Goal, ...]
     hints: Commands  # from vague to plain
     solution: Commands  # for tests and for the tokenizer's grammar: commands that solve it after any drift; never shown
+    files: Mapping[str, bytes] = field(default_factory=dict)  # in the policy's folder, by name
+    setup_files: Mapping[str, bytes] = field(
+        default_factory=dict
+    )  # in the folder of setup, drifts and chaos alone
     setup: Commands = ()  # executed before the episode
     keep: tuple[StateGoal, ...] = ()  # that have to hold at the end, too
     drifts: tuple[Commands, ...] = ()  # changes of the setup, some of which are drawn
@@ -222,11 +229,13 @@ def _task(name: str, given: Any) -> CloudTask:
         raise _WrongTask(f"tier={tier!r} is none of {', '.join(TIERS)}")
     if not isinstance(prompt, str) or not prompt.strip():
         raise _WrongTask("prompt says in words what is to be done: give a text")
+    files, setup_files = _files("files", given), _files("setup_files", given)
+    of_setup = Folder(setup_files)
     # 2. Drift: `draw` of the lists in `of`.
     drift = given.get("drift") or {"draw": 0, "of": []}
     if not isinstance(drift, Mapping) or set(drift) != {"draw", "of"}:
         raise _WrongTask("drift has the two keys `draw` (how many) and `of` (lists of commands)")
-    drifts = _many_commands("drift.of", drift["of"])
+    drifts = _many_commands("drift.of", drift["of"], of_setup)
     if drifts and not 1 <= drift["draw"] <= len(drifts):
         raise _WrongTask(f"drift.draw={drift['draw']!r} is not from 1 to {len(drifts)}, the drifts there are")
     # 3. Everything else. Each command is parsed here, so that a mistake in it is found now.
@@ -236,12 +245,14 @@ def _task(name: str, given: Any) -> CloudTask:
         prompt=" ".join(prompt.split()),
         goals=tuple(_goal(goal) for goal in _list("goals", given)),
         hints=_texts("hints", given),
-        solution=_commands("solution", given),
-        setup=_commands("setup", given),
+        files=files,
+        setup_files=setup_files,
+        solution=_commands("solution", given, Folder(files)),
+        setup=_commands("setup", given, of_setup),
         keep=tuple(_state_goal(goal) for goal in _list("keep", given)),
         drifts=drifts,
         num_drifts=drift["draw"] if drifts else 0,
-        chaos=_many_commands("chaos", given.get("chaos") or []),
+        chaos=_many_commands("chaos", given.get("chaos") or [], of_setup),
         ordered=_flag("ordered", given),
         reads_only=_flag("reads_only", given),
         max_steps=given.get("max_steps", MOST_STEPS),
@@ -340,17 +351,30 @@ def _texts(key: str, given: Mapping[str, Any]) -> Commands:
     return tuple(" ".join(text.split()) for text in found)
 
 
-def _commands(key: str, given: Mapping[str, Any]) -> Commands:
+def _files(key: str, given: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return the files of a task: a mapping of names to texts."""
+    found = given.get(key) or {}
+    texts = isinstance(found, Mapping) and all(isinstance(one, str) for pair in found.items() for one in pair)
+    if not texts or any(inside(name) != name or not name for name in found):
+        raise _WrongTask(
+            f"{key} is a mapping of names of files to their texts, both in quotes if they look like numbers"
+        )
+    if sum(len(text.encode()) for text in found.values()) > MOST_BYTES:
+        raise _WrongTask(f"{key} has more than {MOST_BYTES} bytes, which is as much as a folder holds")
+    return {name: text.encode() for name, text in found.items()}
+
+
+def _commands(key: str, given: Mapping[str, Any], folder: Folder) -> Commands:
     lines = _texts(key, given)
     for line in lines:
-        _parsed(key, line)
+        _parsed(key, line, folder)
     return lines
 
 
-def _parsed(key: str, line: str) -> ApiCall | S3Command:
+def _parsed(key: str, line: str, folder: Folder = NO_FILES) -> ApiCall | S3Command:
     """Return the command of a line. Raises _WrongTask."""
     try:
-        return parse(line)
+        return parse(line, folder)
     except CommandError as error:
         raise _wrong_command(key, line, error) from error
 
@@ -364,15 +388,15 @@ def _wrong_command(key: str, line: str, error: CommandError) -> _WrongTask:
     elif service not in services:
         why = f"tasks have no service {service}{near(service, services)}, but {', '.join(services)}"
     else:
-        known = operations(service) if service in SERVICES else OBJECT_VERBS
+        known = operations(service) if service in SERVICES else VERBS
         why = f"tasks have no operation {operation} of {service}{near(operation, list(known))}"
     return _WrongTask(f"{key}: {line}: {why}")
 
 
-def _many_commands(key: str, given: Any) -> tuple[Commands, ...]:
+def _many_commands(key: str, given: Any, folder: Folder) -> tuple[Commands, ...]:
     if not isinstance(given, list) or not all(isinstance(lines, list) and lines for lines in given):
         raise _WrongTask(f"{key} is a list of lists of commands")
-    return tuple(_commands(key, {key: lines}) for lines in given)
+    return tuple(_commands(key, {key: lines}, folder) for lines in given)
 
 
 def _shots(given: Any) -> tuple[tuple[str, ...], ...] | None:

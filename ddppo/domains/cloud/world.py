@@ -6,11 +6,14 @@ file draws the faults and drifted states of episodes.
 """
 
 import base64
+import contextlib
 import datetime
+import functools
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -23,35 +26,50 @@ from botocore.awsrequest import AWSResponse
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
 from botocore.response import StreamingBody
+from botocore.utils import set_value_from_jmespath
+from botocore.validate import ParamValidator
 from jmespath.exceptions import JMESPathError
 from moto.core.botocore_stubber import MockRawResponse
 from moto.moto_api._internal import mock_random
 from moto.moto_api._internal.models import moto_api_backend
 
 from ddppo.domains.cloud.cli import REGION, SERVICES, ApiCall, S3Command, parse
-from ddppo.domains.cloud.cli_parameters import CommandError, session
+from ddppo.domains.cloud.cli_parameters import example_of, session
+from ddppo.domains.cloud.folder import CommandError, Folder
 from ddppo.domains.cloud.holdings import Address, holdings
+from ddppo.domains.cloud.objects import Account, act
+from ddppo.domains.cloud.printing import printed
+from ddppo.domains.cloud.refusals import check, invalid, refused
 from ddppo.errors import EnvStateError
 
 log = logging.getLogger(__name__)
 
 ACCOUNT = "123456789012"  # moto's
 MOMENT = "2026-01-01T00:00:00+00:00"  # printed for every time: observations must not depend on the clock
-TIMES = ("CreatedTimestamp", "LastModifiedTimestamp")  # times that come as text
+# Times that come as text.
+TIMES = ("CreatedTimestamp", "LastModifiedTimestamp", "SentTimestamp", "ApproximateFirstReceiveTimestamp")
 QUEUES = f"https://sqs.{REGION}.amazonaws.com/{ACCOUNT}/"
 PROFILES = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE")  # environment variables that name real accounts
-BROKE = "InternalFailure"  # error code of a fault of the simulator
-PROTOCOLS = ("sqs", "email")  # allowed for subscriptions; moto would really call an http endpoint
 
 
 @dataclass(frozen=True)
 class CommandOutcome:
     """The result of a command line."""
 
-    output: str  # the printed text
+    printed: str = ""  # to the standard output
+    errors: str = ""  # to the standard error
     status: int = 0  # exit status
     code: str = ""  # the service's error code
     calls: tuple[ApiCall, ...] = ()  # API calls that succeeded
+    broke: bool = False  # the simulator failed: a call may have done half of its work
+
+    @property
+    def output(self) -> str:
+        """What a terminal shows."""
+        shown = self.printed + (
+            "\n" if self.printed and not self.printed.endswith("\n") and self.errors else ""
+        )
+        return (shown + self.errors).removesuffix("\n")
 
 
 class CloudWorld:
@@ -69,6 +87,8 @@ class CloudWorld:
         self._mock.start()
         CloudWorld._open = self
         self.reads_only = False
+        self.folder = Folder()
+        self._paginators: dict[tuple[str, str], Any] = {}
         # botocore would make a signature, and its own name, anew for every call: a quarter of the call. moto reads the
         # signature of S3 alone.
         config = Config(retries={"max_attempts": 0}, ignore_configured_endpoint_urls=True, user_agent="ddppo")
@@ -98,43 +118,66 @@ class CloudWorld:
         moto_api_backend.reset()
         mock_random.seed(seed)
         self.reads_only = False
+        self.folder.fill({})
 
     def run(self, line: str) -> CommandOutcome:
         """Execute a line. Errors are part of the result; no input raises."""
         made: list[ApiCall] = []
         try:
-            command = parse(line)
+            command = parse(line, self.folder)
             if isinstance(command, S3Command):
-                output = act(command, lambda call: self._call(call, made), MOMENT)
-            else:
-                output = printed(self._call(command, made), command.query)
+                return self._act(command, made)
+            return CommandOutcome(self._answer(command, made), calls=tuple(made))
         except CommandError as error:
-            return CommandOutcome(error.output, error.status, error.code, tuple(made))
+            return CommandOutcome("", error.output, error.status, error.code, tuple(made), error.broke)
         except RecursionError:  # from the parsers of JSON and JMESPath
-            return CommandOutcome("aws: error: nested too deep", 252, calls=tuple(made))
-        return CommandOutcome(output, calls=tuple(made))
+            return CommandOutcome("", "aws: error: nested too deep", 252, calls=tuple(made))
 
-    def operate(self, lines: tuple[str, ...]) -> None:
-        """Execute the setup of a task, with all rights. Raises EnvStateError if a line fails."""
-        before, self.reads_only = self.reads_only, False
-        try:
+    def _act(self, command: S3Command, made: list[ApiCall]) -> CommandOutcome:
+        """Execute a command of `aws s3`."""
+        said = act(
+            command, Account(self.folder, lambda call: self._call(call, made), self._presigned), MOMENT
+        )
+        shown = "".join(f"{line}\n" for line in said.out) + said.body.decode(errors="replace")
+        return CommandOutcome(shown, "\n".join(said.errors), said.status, said.code, tuple(made))
+
+    def _presigned(self, bucket: str, key: str, seconds: int) -> str:
+        params = {"Bucket": bucket, "Key": key}
+        address = self._clients["s3api"].generate_presigned_url(
+            "get_object", Params=params, ExpiresIn=seconds
+        )
+        end = int(datetime.datetime.fromisoformat(MOMENT).timestamp()) + int(seconds)
+        # The signature depends on the clock.
+        return re.sub(
+            r"Expires=\d+", f"Expires={end}", re.sub(r"Signature=[^&]*", "Signature=simulated", address)
+        )
+
+    def operate(self, lines: tuple[str, ...], files: Mapping[str, bytes] | None = None) -> None:
+        """Execute the setup of a task, with all rights and files of its own. Raises EnvStateError if a line fails."""
+        with self._all_rights(files):
             for line in lines:
                 outcome = self.run(line)
                 if outcome.status != 0:
                     raise EnvStateError(f"a task's command failed: {line}: {outcome.output}")
-        finally:
-            self.reads_only = before
 
-    def disturb(self, lines: tuple[str, ...]) -> None:
+    def disturb(self, lines: tuple[str, ...], files: Mapping[str, bytes] | None = None) -> None:
         """Execute a fault, with all rights. A line that finds nothing to break has no effect."""
-        before, self.reads_only = self.reads_only, False
-        for line in lines:
-            self.run(line)
-        self.reads_only = before
+        with self._all_rights(files):
+            for line in lines:
+                self.run(line)
+
+    @contextlib.contextmanager
+    def _all_rights(self, files: Mapping[str, bytes] | None) -> Iterator[None]:
+        before = self.reads_only, self.folder
+        self.reads_only, self.folder = False, Folder(files)
+        try:
+            yield
+        finally:
+            self.reads_only, self.folder = before
 
     def look(self, line: str) -> tuple[Any, str]:
         """Return the result of a reading command, through its --query, and the error code, "" for success."""
-        command = parse(line)
+        command = _parsed(line)
         assert isinstance(command, ApiCall), line
         assert command.is_read, line
         try:
@@ -164,38 +207,136 @@ class CloudWorld:
             self._mock.stop()
             os.environ.update(self._hidden)
 
+    def _answer(self, call: ApiCall, made: list[ApiCall]) -> str:
+        """Make a call, with all pages of its answer if that is asked for; return what is printed."""
+        view = call.view
+        if view.skeleton:
+            return self._skeleton(call)
+        # 1. Text is printed page by page, the other formats as a whole, as the --query goes through it.
+        if view.paginate and view.output == "text":
+            parts = [plain(page) for page in self._pages(call)]
+            shown = [_through(call.query, part) for part in parts]
+            made.append(replace(call, answer=shown[0] if len(shown) == 1 else shown))
+            return "".join(_shown(part, view.output, call) for part in shown)
+        if view.paginate:
+            answer = plain(self._all_pages(call))
+            made.append(replace(call, answer=_through(call.query, answer, quietly=True)))
+            return _shown(_through(call.query, answer), view.output, call)
+        answer = plain(self._call(call, made))
+        # 2. The body of an object goes to a file, or before the rest.
+        body = b""
+        if view.outfile and "Body" in answer:
+            body = answer.pop("Body").encode()
+            if view.outfile != "/dev/stdout":
+                self._save(view.outfile, body)
+                body = b""
+        return body.decode() + _shown(_through(call.query, answer), view.output, call)
+
     def _call(self, call: ApiCall, made: list[ApiCall]) -> dict[str, Any]:
+        """Make a call, and record it in `made`."""
         # In a read-only task, refuse a change as IAM does for a user without the right.
         if self.reads_only and not call.is_read:
             who = f"arn:aws:iam::{ACCOUNT}:user/operator"
             what = f"{SERVICES[call.service]}:{call.api_name}"
-            raise _refused(call, "AccessDenied", f"User: {who} is not authorized to perform: {what}")
-        answer = plain(self._perform(call))
-        made.append(replace(call, answer=_through(call.query, answer) if call.is_read else None))
-        return answer
+            raise refused(call, "AccessDenied", f"User: {who} is not authorized to perform: {what}")
+        found = self._perform(call)
+        shown = None
+        if call.is_read:
+            shown = _through(call.query, plain(found), quietly=True)
+        made.append(replace(call, answer=shown))
+        return found
 
     def _perform(self, call: ApiCall) -> dict[str, Any]:
-        params = checked_params(call)
+        check(call, QUEUES)
+        params = call.params
         # botocore would fill idempotency tokens from the system's randomness: draw them by the episode's seed.
         for name in call.model.idempotent_members:
             params = {name: str(mock_random.uuid4())} | params
         if call.operation == "receive-message":
             params = params | {"WaitTimeSeconds": 0}  # no message can arrive during the wait
-        # boto3 names its methods as the CLI names operations. Each error becomes the CLI's message and exit status.
+        # boto3 names its methods as the CLI names operations.
         method = call.operation.replace("-", "_")
+        with _as_commands(call):
+            found: dict[str, Any] = getattr(self._clients[call.service], method)(**params)
+            if isinstance(found.get("Body"), StreamingBody):
+                found["Body"] = found["Body"].read()
+            return found
+
+    def _page_iterator(self, call: ApiCall) -> Any:
+        key = (call.service, call.operation)
+        if key not in self._paginators:
+            method = call.operation.replace("-", "_")
+            self._paginators[key] = self._clients[call.service].get_paginator(method)
+        return self._paginators[key].paginate(**call.params, PaginationConfig=dict(call.view.pages))
+
+    def _all_pages(self, call: ApiCall) -> dict[str, Any]:
+        with _as_commands(call):
+            found: dict[str, Any] = self._page_iterator(call).build_full_result()
+            return found
+
+    def _pages(self, call: ApiCall) -> Iterator[dict[str, Any]]:
+        """Yield the pages of an answer, and how to go on behind the last one."""
+        with _as_commands(call):
+            pages = self._page_iterator(call)
+            for at, page in enumerate(pages):
+                part: dict[str, Any] = {} if at else dict(pages.non_aggregate_part)
+                for key in pages.result_keys:
+                    set_value_from_jmespath(part, key.expression, key.search(page))
+                yield part
+            if pages.resume_token:
+                yield {"NextToken": {"NextToken": pages.resume_token}}
+
+    def _skeleton(self, call: ApiCall) -> str:
+        """Return an example of the parameters of a call, or of its answer. Nothing is called."""
+        shape = call.model.input_shape
+        if call.view.skeleton == "input":
+            return json.dumps(example_of(shape, named=False), indent=4) + "\n"
+        with _as_commands(call):
+            report = ParamValidator().validate(call.params, shape)
+            if report.has_errors():
+                raise ParamValidationError(report=report.generate_report())
+        answer = example_of(call.model.output_shape, named=True)
+        return _shown(_through(call.query, answer), call.view.output, call)
+
+    def _save(self, path: str, content: bytes) -> None:
+        """Write an outfile, which needs its folder to be there."""
+        if path in ("/dev/null", "/dev/stderr"):
+            return
         try:
-            return getattr(self._clients[call.service], method)(**params)
-        except ClientError as error:
-            output = str(error).replace(" (reached max retries: 0)", "")
-            raise CommandError(output, 254, error.response["Error"].get("Code", "")) from error
-        except ParamValidationError as error:
-            raise CommandError(str(error)) from error
-        except BotoCoreError as error:
+            above = path.rpartition("/")[0]
+            if above and not self.folder.is_folder(above):
+                raise FileNotFoundError(f"[Errno 2] No such file or directory: {path!r}")
+            self.folder.write(path, content)
+        except OSError as error:
             raise CommandError(str(error), 255) from error
-        except Exception as error:
-            # A fault of the simulator: the episode goes on, as if the command had failed.
-            log.debug("moto failed at %s %s", call.service, call.operation, exc_info=True)
-            raise _refused(call, BROKE, f"the simulator failed: {type(error).__name__}") from error
+
+
+@contextlib.contextmanager
+def _as_commands(call: ApiCall) -> Iterator[None]:
+    """Raise the errors of a call as CommandError, with the AWS CLI's message and exit status."""
+    try:
+        yield
+    except CommandError:
+        raise
+    except ClientError as error:
+        output = str(error).replace(" (reached max retries: 0)", "")
+        raise CommandError(output, 254, error.response["Error"].get("Code", "")) from error
+    except ParamValidationError as error:
+        raise CommandError(str(error)) from error
+    except BotoCoreError as error:
+        raise CommandError(str(error), 255) from error
+    except Exception as error:
+        if isinstance(error, ValueError) and str(error).startswith("Bad starting token"):
+            raise CommandError(str(error), 255) from error
+        # A fault of the simulator, nearly always at a value that a service would have refused: the episode goes on.
+        log.debug("moto failed at %s %s", call.service, call.operation, exc_info=True)
+        raise invalid(call) from error
+
+
+@functools.lru_cache(maxsize=1024)
+def _parsed(line: str) -> ApiCall | S3Command:
+    """Return the command of a goal, which names no files."""
+    return parse(line)
 
 
 def _no_network(request: Any, **_: Any) -> AWSResponse:
@@ -203,32 +344,15 @@ def _no_network(request: Any, **_: Any) -> AWSResponse:
     return AWSResponse(request.url, 501, {}, MockRawResponse(b""))
 
 
-def checked_params(call: ApiCall) -> dict[str, Any]:
-    """Return the parameters of a call. Raises CommandError if one would reach outside the simulated account."""
-    url = call.params.get("QueueUrl")
-    if isinstance(url, str) and "/" in url and not url.startswith(QUEUES):
-        raise _refused(
-            call, "AWS.SimpleQueueService.NonExistentQueue", "The specified queue does not exist.", 254
-        )
-    # moto would drop these, and make a rule for objects of all sizes.
-    if call.operation == "put-bucket-lifecycle-configuration" and "ObjectSize" in str(call.params):
-        raise _refused(call, "NotImplemented", "rules for objects of some size are not simulated")
-    if call.operation == "subscribe" and call.params.get("Protocol") not in PROTOCOLS:
-        raise _refused(call, "InvalidParameter", f"Invalid parameter: Protocol: here one of {PROTOCOLS}")
-    return call.params
-
-
-def _refused(call: ApiCall, code: str, why: str, status: int = 254) -> CommandError:
-    output = f"An error occurred ({code}) when calling the {call.api_name} operation: {why}"
-    return CommandError(output, status, code)
-
-
 def plain(value: Any) -> Any:
-    """Return an answer as JSON types: times as MOMENT, bytes as text, without the metadata of the response."""
+    """Return an answer as JSON types: times as MOMENT, bytes as base64, without the metadata of the response.
+
+    The body of an object is a text.
+    """
     # Containers first, then the types that JSON does not have.
     if isinstance(value, dict):
         return {
-            key: MOMENT if key in TIMES else plain(inner)
+            key: MOMENT if key in TIMES else _text(inner) if key == "Body" else plain(inner)
             for key, inner in value.items()
             if key != "ResponseMetadata"
         }
@@ -236,30 +360,31 @@ def plain(value: Any) -> Any:
         return [plain(inner) for inner in value]
     if isinstance(value, datetime.datetime | datetime.date):
         return MOMENT
-    if isinstance(value, StreamingBody):
-        return plain(value.read())
-    if isinstance(value, bytes | bytearray):
-        try:
-            return bytes(value).decode()
-        except UnicodeDecodeError:
-            return base64.b64encode(value).decode()
-    return value
+    return base64.b64encode(value).decode() if isinstance(value, bytes | bytearray) else value
 
 
-def printed(answer: dict[str, Any], query: str | None) -> str:
-    """Return the output of the AWS CLI: JSON with an indent of 4, or "" for an empty answer."""
-    found = _through(query, plain(answer))
-    return json.dumps(found, indent=4) if found != {} else ""
+def _text(value: Any) -> Any:
+    return value.decode(errors="replace") if isinstance(value, bytes) else plain(value)
 
 
-def _through(query: str | None, answer: dict[str, Any]) -> Any:
-    """Return what the --query of a command selects of its answer."""
+def _shown(found: Any, output: str, call: ApiCall) -> str:
+    """Return the output of the AWS CLI for an answer that went through --query."""
+    try:
+        return printed(found, output, call.api_name)
+    except (AttributeError, TypeError, ValueError) as error:  # of an answer that has no place in a table
+        raise CommandError(str(error), 255) from error
+
+
+def _through(query: str | None, answer: Any, *, quietly: bool = False) -> Any:
+    """Return what the --query of a command selects of its answer; `quietly`, None if it cannot."""
     if query is None:
         return answer
     try:
         return jmespath.search(query, answer)
     except JMESPathError as error:
-        raise CommandError(f"Bad value for --query {query}: {error}", 255) from error
+        if quietly:
+            return None
+        raise CommandError(str(error), 255) from error
 
 
 def warm() -> None:
@@ -279,89 +404,6 @@ def warm() -> None:
     ):
         world.run(line)
     CloudWorld._warm = world
-
-
-# -- aws s3: ls, mb, rb, rm and cp between buckets, translated to API calls --------------------------------------------
-# Formats of the output: https://docs.aws.amazon.com/cli/latest/reference/s3/
-
-Perform = Callable[[ApiCall], dict[str, Any]]
-FAILED = {"mb": "make_bucket", "rb": "remove_bucket", "rm": "delete", "cp": "copy"}
-
-
-def act(command: S3Command, perform: Perform, moment: str) -> str:
-    """Make the API calls of a command; return its output, with `moment` in place of every time."""
-    try:
-        if command.verb == "ls":
-            return "\n".join(_listed(command, perform, moment))
-        return "\n".join(_changed(command, perform))
-    except CommandError as error:
-        if command.verb == "ls":
-            raise
-        output = f"{FAILED[command.verb]} failed: {command.places[0]} {error.output}"
-        raise CommandError(output, status=1, code=error.code) from error
-
-
-def _parted(place: str) -> tuple[str, str]:
-    bucket, _, key = place.removeprefix("s3://").partition("/")
-    return bucket, key
-
-
-def _objects(bucket: str, prefix: str, perform: Perform) -> list[dict[str, Any]]:
-    listed = perform(ApiCall("s3api", "list-objects-v2", {"Bucket": bucket, "Prefix": prefix}))
-    return listed.get("Contents", [])
-
-
-def _listed(command: S3Command, perform: Perform, moment: str) -> Iterator[str]:
-    when = moment.replace("T", " ")[:19]
-    if not command.places:
-        for bucket in perform(ApiCall("s3api", "list-buckets")).get("Buckets", []):
-            yield f"{when} {bucket['Name']}"
-        return
-    bucket, prefix = _parted(command.places[0])
-    # Keys below a further "/" are printed once, as a folder.
-    folders = set()
-    for found in _objects(bucket, prefix, perform):
-        below = found["Key"][prefix.rfind("/") + 1 :]
-        if "/" in below and "--recursive" not in command.flags:
-            folder = below.partition("/")[0]
-            if folder not in folders:
-                yield f"{'PRE':>30} {folder}/"
-            folders.add(folder)
-        else:
-            shown = found["Key"] if "--recursive" in command.flags else below
-            yield f"{when} {found['Size']:>10} {shown}"
-
-
-def _changed(command: S3Command, perform: Perform) -> Iterator[str]:
-    # Each verb prints a line for each object or bucket that it changes.
-    bucket, key = _parted(command.places[0])
-    if command.verb == "mb":
-        perform(ApiCall("s3api", "create-bucket", {"Bucket": bucket}))
-        yield f"make_bucket: {bucket}"
-    elif command.verb == "rb":
-        if "--force" in command.flags:
-            yield from _removed(bucket, "", perform)
-        perform(ApiCall("s3api", "delete-bucket", {"Bucket": bucket}))
-        yield f"remove_bucket: {bucket}"
-    elif command.verb == "rm" and "--recursive" in command.flags:
-        yield from _removed(bucket, key, perform)
-    elif command.verb == "rm":
-        perform(ApiCall("s3api", "delete-object", {"Bucket": bucket, "Key": key}))
-        yield f"delete: s3://{bucket}/{key}"
-    else:
-        # cp: a target that is a bucket or a folder keeps the name of the object.
-        to, to_key = _parted(command.places[1])
-        if not to_key or to_key.endswith("/"):
-            to_key += key.rpartition("/")[2]
-        source = {"Bucket": bucket, "Key": key}
-        perform(ApiCall("s3api", "copy-object", {"Bucket": to, "Key": to_key, "CopySource": source}))
-        yield f"copy: s3://{bucket}/{key} to s3://{to}/{to_key}"
-
-
-def _removed(bucket: str, prefix: str, perform: Perform) -> Iterator[str]:
-    for found in _objects(bucket, prefix, perform):
-        perform(ApiCall("s3api", "delete-object", {"Bucket": bucket, "Key": found["Key"]}))
-        yield f"delete: s3://{bucket}/{found['Key']}"
 
 
 # -- faults during an episode (chaos), and drifted states at its start -------------------------------------------------

@@ -692,11 +692,12 @@ def search(world: CloudWorld, family: str, edits: int, seed: int) -> tuple[Count
 def _made(world: CloudWorld, task: CloudTask, *, solved: bool = True) -> Grader:
     """Make the state at the end of a task's solution, or at its start; return the task's grader."""
     world.reset(0)
-    world.operate(task.setup)
+    world.operate(task.setup, task.setup_files)
     for drift in task.drifts:
-        world.operate(drift)
+        world.operate(drift, task.setup_files)
     grader = Grader(world, task.goals, task.keep, ordered=task.ordered)
     if solved:
+        world.folder.fill(task.files)
         for line in task.solution:
             world.run(line)
     return grader

@@ -7,12 +7,14 @@ all lines of the solution, `step 2` its second line, and $Q, $SQS, $SNS, $P and 
 import functools
 import json
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 
 import yaml
 
 from ddppo.domains.cloud.cli import SERVICES, S3Command, parse
 from ddppo.domains.cloud.cli_parameters import members
+from ddppo.domains.cloud.folder import Folder
 from ddppo.domains.cloud.goals import CallGoal
 from ddppo.domains.cloud.tasks import CloudTask
 from ddppo.domains.cloud.tokenizer import form_of, names_of
@@ -37,10 +39,17 @@ def written() -> dict[str, dict[str, list[list[str]]]]:
     return found
 
 
+def files_of(task: CloudTask) -> dict[str, bytes]:
+    """Return the files of a task, and one for each `--body TEXT` of its cases, with that text."""
+    lines = [line for case in written().get(task.name, {}).values() for lines in case for line in lines]
+    bodies = [words[words.index("--body") + 1] for words in map(shlex.split, lines) if "--body" in words]
+    return {body: body.encode() for body in bodies} | dict(task.files)
+
+
 def right_ways(task: CloudTask) -> dict[str, list[str]]:
     """Return lines that solve a task, by a description of their spelling."""
     by_rule = {
-        "options in reverse, as JSON": [_as_json(line) for line in task.solution],
+        "options in reverse, as JSON": [_as_json(line, task.files) for line in task.solution],
         "each line twice": [line for line in task.solution for _ in range(2)],
     }
     if not task.reads_only:
@@ -64,7 +73,7 @@ def near_misses(task: CloudTask) -> dict[str, list[str]]:
     if all(isinstance(goal, CallGoal) for goal in task.goals):
         for query in ("nothing", "length(@)", "type(@)", "keys(@)"):
             last = task.solution[-1]
-            if parse(last) != parse("aws s3 ls s3://reports"):
+            if not isinstance(parse(last), S3Command):
                 found[f"--query {query}"] = [*task.solution[:-1], f"{last} --query {query}"]
     return found | _written(task, "wrong")
 
@@ -88,9 +97,9 @@ def _lines(task: CloudTask, lines: list[str]) -> list[str]:
     return found
 
 
-def _as_json(line: str) -> str:
+def _as_json(line: str, files: Mapping[str, bytes]) -> str:
     """Spell a line otherwise: its options in reverse, structures as JSON, and = before scalars."""
-    command = parse(line)
+    command = parse(line, Folder(files))
     if isinstance(command, S3Command):
         bucket = command.places[0].removeprefix("s3://")
         verbs = {"mb": "create-bucket", "rb": "delete-bucket", "ls": "list-objects-v2"}
@@ -108,9 +117,14 @@ def _as_json(line: str) -> str:
         elif isinstance(value, dict | list):
             typed.append(f"{options[name]} {shlex.quote(json.dumps(value))}")
         else:
-            text = value.decode() if isinstance(value, bytes) else str(value)
+            text = (
+                next(name for name in files if files[name] == value)
+                if isinstance(value, bytes)
+                else str(value)
+            )
             typed.append(f"{options[name]}={shlex.quote(text)}")
-    return " ".join(["aws", command.service, command.operation, *reversed(typed)])
+    outfile = [command.view.outfile] if command.view.outfile else []
+    return " ".join(["aws", command.service, command.operation, *outfile, *reversed(typed)])
 
 
 def _misspelt(line: str, name: str) -> str:

@@ -305,7 +305,7 @@ def test_documents_are_translated_and_words_that_are_no_names_are_not():
         "sns delete-topic --topic-arn arn:aws:sns:us-east-1:999999999999:t",
         "sns delete-topic --topic-arn arn:aws:sns:eu-west-1:123456789012:t",
         f"sns subscribe --topic-arn {TOPIC} --protocol sqs --notification-endpoint arn:aws:lambda:{HERE}:function:f",
-        "s3api get-object --bucket a --key ../foreign-payroll/may.csv",
+        "s3api get-object --bucket a --key ../foreign-payroll/may.csv /dev/stdout",
         f"s3api copy-object --bucket a --key k --copy-source arn:aws:s3:{HERE}:accesspoint/x/object/k",
         "s3api create-bucket --bucket a --object-lock-enabled-for-bucket",
         "ssm put-parameter --name a --value b --type SecureString --key-id alias/theirs",
@@ -413,7 +413,7 @@ import sys, time
 from ddppo.domains.cloud.access import Endpoint
 from ddppo.domains.cloud.endpoint import EndpointWorld
 world = EndpointWorld(Endpoint(sys.argv[1], allow_real_cloud=True))
-for line in ("s3 mb s3://mine", "s3api put-object --bucket mine --key a --body x", "iam create-user --user-name me"):
+for line in ("s3 mb s3://mine", "s3api put-object --bucket mine --key a", "iam create-user --user-name me"):
     assert world.run(f"aws {line}").status == 0
 print("made", flush=True)
 time.sleep(86400)

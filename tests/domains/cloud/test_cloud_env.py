@@ -10,9 +10,10 @@ import pytest
 pytest.importorskip("moto", reason="needs the extra cloud: pip install '.[cloud]'")
 pytest.importorskip("boto3", reason="needs the extra cloud: pip install '.[cloud]'")
 
+import ddppo.envs.registration  # noqa: F401 (makes ddppo/Cloud-v0 known)
 from ddppo.domains.cloud.env import MOST_PRINTED, MOST_TYPED, SHOTS, SYSTEM
 from ddppo.domains.cloud.tasks import chosen_tasks
-from ddppo.domains.cloud.world import BROKE, CloudWorld, CommandOutcome
+from ddppo.domains.cloud.world import CloudWorld, CommandOutcome
 from ddppo.errors import ConfigError, EnvStateError
 from tests.support import PATIENCE_S
 
@@ -257,6 +258,8 @@ def test_the_grader_looks_again_only_where_the_world_may_have_changed(env, monke
     assert looked == []
     env.step("aws s3 mb s3://other")
     assert len(looked) == 2  # a goal, and what is to be kept
-    monkeypatch.setattr(world, "run", lambda line: CommandOutcome("the simulator failed", 254, BROKE))
+    monkeypatch.setattr(
+        world, "run", lambda line: CommandOutcome("", "the simulator failed", 254, broke=True)
+    )
     env.step("aws s3 ls")
     assert len(looked) == 4

@@ -13,7 +13,7 @@ pytest.importorskip("boto3", reason="needs the extra cloud: pip install '.[cloud
 from ddppo.domains.cloud.env import CloudEnv
 from ddppo.domains.cloud.tasks import own_tasks
 from tests.domains.cloud.adversary import EDITS, search
-from tests.domains.cloud.graded_cases import near_misses, right_ways, written
+from tests.domains.cloud.graded_cases import files_of, near_misses, right_ways, written
 
 TASKS = own_tasks()
 QUICK = (
@@ -29,7 +29,10 @@ QUICK = (
 def env():
     env = CloudEnv(chaos=False)
     # All of a drift at once: else a near miss may miss what has not drifted.
-    env.tasks = {name: dataclasses.replace(task, num_drifts=len(task.drifts)) for name, task in TASKS.items()}
+    env.tasks = {
+        name: dataclasses.replace(task, num_drifts=len(task.drifts), files=files_of(task))
+        for name, task in TASKS.items()
+    }
     yield env
     env.close()
 

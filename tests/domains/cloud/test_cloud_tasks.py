@@ -222,6 +222,7 @@ def test_what_is_nearly_right_is_not_enough(env, name):
     solution = TASKS[name].solution
     for wrong in NEAR_MISSES[name]:
         env.reset(seed=0, options={"task": name})
+        env.unwrapped._world.folder.write(wrong, wrong.encode())
         option = {"s3_put_object": "--body "}.get(name, "--attributes ")
         last = solution[-1].partition(option)[0] + option + wrong
         _, terminated, info = play(env, (*solution[:-1], last))
