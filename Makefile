@@ -6,7 +6,7 @@ PROCESSES ?= 3
 PYTEST := $(PY) -m pytest -n $(PROCESSES) --no-loadscope-reorder
 .DEFAULT_GOAL := help
 
-.PHONY: help train check test test-all test-jax test-chat test-aws test-openenv package bench-check docs lint format slurm-up slurm-down clean
+.PHONY: help train check test test-all test-jax test-chat test-aws test-aws-cli test-openenv package bench-check docs lint format slurm-up slurm-down clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -57,6 +57,11 @@ test-openenv: .venv/.installed  ## try OpenEnv both ways, with its package in an
 	build/openenv/bin/pip install --quiet --disable-pip-version-check --no-deps openenv==0.10.0
 	build/openenv/bin/pip install --quiet --disable-pip-version-check -r tests/serve/openenv.txt
 	$(PY) -m pytest -n 0 tests/serve/test_openenv_package.py
+
+test-aws-cli: .venv/.installed  ## compare the cloud's command line with the AWS CLI itself (155 MB, in a folder of its own)
+	.venv/bin/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target build/awscli \
+	  awscli==1.46.3 docutils==0.19 rsa==4.7.2 pyasn1==0.6.5 colorama==0.4.6
+	$(PY) -m pytest -n 0 -m "not slow" tests/domains/cloud/test_cloud_true_cli.py
 
 package: .venv/.installed  ## build the wheel, and try it in an environment of its own, away from here
 	$(PY) -m pytest tests/package
