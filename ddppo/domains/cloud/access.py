@@ -95,9 +95,11 @@ class Access:
         config = Config(**PATIENCE, **s3, ignore_configured_endpoint_urls=True)
         make = {"region_name": self.region, "config": config, **own}
         self.clients = {name: session.client(service, **make) for name, service in SERVICES.items()}
+        self._caller = ""
         sts = session.client("sts", **make)
         try:
-            self.account = str(sts.get_caller_identity()["Account"])
+            caller = sts.get_caller_identity()
+            self.account, self._caller = str(caller["Account"]), str(caller["Arn"])
         except (ClientError, BotoCoreError) as error:
             raise ConfigError(
                 f"backend_cloud=aws: {endpoint.endpoint_url or 'AWS'} does not say whose the credentials are: "
@@ -112,13 +114,13 @@ class Access:
             )
 
     def secrets(self) -> tuple[str, ...]:
-        """Return the texts that nothing may show. Shorter ones, such as `test`, are stand-ins, and words of others."""
+        """Return the texts that nothing may show: keys, and who the caller is."""
         if self._credentials is None:
             return ()
         now = self._credentials.get_frozen_credentials()
-        return tuple(
-            text for text in (now.access_key, now.secret_key, now.token) if len(text or "") >= SHORTEST
-        )
+        # Shorter texts, such as `test`, are stand-ins for keys, and words that others use.
+        texts = (self._caller, now.access_key, now.secret_key, now.token)
+        return tuple(text for text in texts if len(text or "") >= SHORTEST)
 
     def without_secrets(self, text: str) -> str:
         for secret in self.secrets():

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ddppo.config.fields import setting
-from ddppo.errors import ConfigError
+from ddppo.errors import ConfigError, EnvError
 from ddppo.options import door, parse
 from ddppo.package import install_command
 
@@ -32,7 +32,13 @@ Clients = dict[str, Any]
 
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _WIDTHS = (4, 5, 8)  # of the machine, the process and its start in a token, in base 36
-_GONE = ("NoSuch", "NotFound", "NonExistent", "NotExist", "ResourceInUse", "InvalidParameter", "Conflict")
+_GONE = (
+    "NoSuch",
+    "NotFound",
+    "NonExistent",
+    "NotExist",
+    "ResourceInUse",
+)  # of a table in use: it is being deleted
 
 
 def token_of_this_process() -> str:
@@ -263,13 +269,19 @@ def main() -> None:
         )
 
     # Only now: it needs the packages of the extra.
-    from ddppo.domains.cloud.access import Access, Endpoint
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    from ddppo.domains.cloud.access import Access, Endpoint, said
 
     access = Access(
         Endpoint(options.endpoint_url, options.allow_real_cloud, options.account_id, options.name_prefix)
     )
-    found = delete_all(access.clients, partial(is_of_a_world, name_prefix=options.name_prefix))
-    access.close()
+    try:
+        found = delete_all(access.clients, partial(is_of_a_world, name_prefix=options.name_prefix))
+    except (ClientError, BotoCoreError) as error:
+        raise EnvError(f"the endpoint refused: {access.without_secrets(said(error))}") from None
+    finally:
+        access.close()
     print(
         f"deleted: {', '.join(f'{num} of {service}' for service, num in found.items()) or 'nothing was left'}"
     )

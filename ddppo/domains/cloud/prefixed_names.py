@@ -236,6 +236,8 @@ class PrefixedNames:
             return [self.outward(inner) for inner in value]
         if not isinstance(value, str):
             return value
+        for secret in self._secrets():
+            value = value.replace(secret, "***")
         if self.stem in value:
             value = self._queue_url.sub(QUEUES, value)
             value = value.replace(f"/{self.stem}/", "/").replace(f"{self.stem}-", "")
@@ -244,8 +246,6 @@ class PrefixedNames:
             value = self._in_arn.sub(rf"\g<1>{REGION}:", value)
         if self._account != ACCOUNT:
             value = self._real_account.sub(ACCOUNT, value)
-        for secret in self._secrets():
-            value = value.replace(secret, "***")
         return value
 
     def own_entries(self, call: ApiCall, entries: list[Any]) -> list[Any]:

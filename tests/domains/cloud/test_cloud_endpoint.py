@@ -87,6 +87,7 @@ def keys(monkeypatch):
     for name, value in CANARY.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", NEAR)  # which some services would ignore, and ours all do
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
 
 
@@ -346,7 +347,7 @@ def test_tasks_have_the_same_solutions_and_near_misses_as_in_the_simulated_cloud
     try:
         ways = [(TASKS[name].solution, True)]
         if name in QUICK:
-            ways += [(lines, False) for lines in near_misses(TASKS[name]).values()]
+            ways += [(lines, False) for lines in list(near_misses(TASKS[name]).values())[-2:]]
         for lines, is_right in ways:
             env.reset(seed=0, options={"task": name})
             for line in lines:
