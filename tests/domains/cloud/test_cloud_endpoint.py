@@ -376,6 +376,10 @@ def test_what_others_have_is_neither_shown_nor_touched_and_what_a_world_makes_is
         assert "them@" not in shown
         assert "old-photos" in shown  # its own
         assert "ddppo-" not in shown
+        # Drift and a fault, too, are within the world.
+        env.reset(seed=0, options={"task": "iam_members_drift", "chaos": 1.0})
+        struck = [env.step("aws iam list-groups")[-1]["chaos_struck"] for _ in range(3)]
+        assert True in struck
         assert all_there_is(url) != before
     finally:
         env.close()
