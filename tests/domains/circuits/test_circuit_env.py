@@ -305,7 +305,7 @@ def bad_cost(circuit):
 @pytest.mark.parametrize(
     ("kwargs", "sentence"),
     [
-        ({"circuit": "tof3"}, r"tof3 \(did you mean tof_3 or "),
+        ({"circuit": "tof3"}, r"tof3 \(did you mean tof_3 or tof_5 or tof_4\?\)"),
         (
             {"circuit": []},
             r"circuit=\[\]: give a benchmark's name, the path of a QASM file, or a list of these",
