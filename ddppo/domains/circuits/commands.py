@@ -1,4 +1,4 @@
-"""The command `ddppo-circuit`: compares, draws and shrinks circuits of OpenQASM 2 files.
+"""The command `ddppo-circuit`: compares, draws and shrinks circuits of OpenQASM files.
 
 One dataclass of options and one function for each verb; VERBS at the end lists them, and `run` dispatches.
 """
@@ -397,7 +397,7 @@ def replay(options: ReplayOptions) -> int:
 
 
 _COMPARE = """ddppo-circuit compare <circuit> <result> [<result> ...] [html=<file>] [key=value ...]
-A result is an OpenQASM 2 file, a file of rewrites (`optimise` writes one by rewrites=), or a run folder.
+A result is an OpenQASM file, a file of rewrites (`optimise` writes one by rewrites=), or a run folder.
 Exit code 1 if one of them is not equal to the circuit."""
 
 

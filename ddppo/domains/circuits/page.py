@@ -37,7 +37,7 @@ _COLOURS = ("blue", "red", "green", "purple", "orange", "ink")
 class CompareOptions:
     circuit: str = setting(MISSING, "the original circuit")
     results: list[str] = setting(
-        meaning="smaller ones: OpenQASM 2 files, files of rewrites, or run folders of env=circuit",
+        meaning="smaller ones: OpenQASM files, files of rewrites, or run folders of env=circuit",
         factory=list,
     )
     html: str | None = setting(None, "file for a page with pictures and all rewrites, such as page.html")

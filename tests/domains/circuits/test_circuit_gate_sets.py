@@ -3,10 +3,12 @@
 import itertools
 import math
 import random
+import re
 
 import numpy as np
 import pytest
 
+from ddppo.domains.circuits import PLUGIN
 from ddppo.domains.circuits.commands import run
 from ddppo.domains.circuits.quantum import CX, RZ, Circuit, Gate, H, X
 from ddppo.domains.circuits.quantum.benchmarks import benchmark
@@ -206,3 +208,21 @@ def test_x_and_half_turns_meet_the_sx_beside_them():
         (Gate(H, (0,)), Gate(X, (0,))): ["rz", "sx", "rz"],
     }.items():
         assert [gate.name for gate in GATE_SETS["ibm"].of(Circuit.from_gates(1, gates))] == names
+
+
+@pytest.mark.skipif(PLUGIN.cpp.why_not() is not None, reason=str(PLUGIN.cpp.why_not()))
+def test_optimise_lowers_the_cost_in_the_gate_set_that_it_writes(tmp_path, capsys):
+    out = tmp_path / "small.qasm"
+    words = ["optimise", "mod5_4", f"out={out}", "steps=300", "workers=1", "cost=gate_count+2*cx_count"]
+    assert run([*words, "gate_set=ibm"]) == 0
+    said = capsys.readouterr().out
+    before, after = re.search(r"^ibm\.gate_count\+2\*ibm\.cx_count (\d+) -> (\d+)$", said, re.M).groups()
+    weighted = cost("ibm.cx_weighted")
+    assert weighted(benchmark("mod5_4")) == int(before) > int(after) == weighted(read(out).circuit)
+    names = {line.split("(")[0].split()[0] for line in out.read_text().splitlines()[3:]}
+    assert names <= set(GATE_SETS["ibm"].gates)
+    assert "equal up to a phase" in said
+    with pytest.raises(
+        ConfigError, match=r"gate_set=clifford_t: rz\(pi/8\) on qubit 2 is no multiple of pi/4"
+    ):
+        run(["optimise", "qft_5", f"out={out}", "steps=10", "gate_set=clifford_t"])

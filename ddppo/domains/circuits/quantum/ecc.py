@@ -150,7 +150,7 @@ def _entry(given: Any) -> tuple[str, list[str], list[str]]:
 # -- Circuits ----------------------------------------------------------------------------------------------------------
 
 
-class LeftOut(Exception):
+class NotInRules(Exception):
     """A circuit that cannot be part of a rule. The text is the reason, by which circuits are counted."""
 
 
@@ -173,7 +173,7 @@ def _circuit(given: Any, parameters: Mapping[str, Angle] | None) -> list[tuple[S
         wires = [_wire(each, num_qubits) for each in inputs if each.startswith("Q")]
         angles = [_angle(each, parameters, own) for each in inputs if not each.startswith("Q")]
         if name not in _TEMPLATES:
-            raise LeftOut(f"gate {name}")
+            raise NotInRules(f"gate {name}")
         template = parsed_gates(_TEMPLATES[name])
         num_angles, num_wires = (
             len(parameters_of(template)),
@@ -229,9 +229,9 @@ def _shortened(
 
 
 def _symbolic(gates: list[tuple[SymbolicGate, list[Angle]]], places: Mapping[str, int]) -> Gates:
-    """Return the gates with their angles as expressions in a, b, c and d. Raises LeftOut for a circuit too large."""
+    """Return the gates with their angles as expressions in a, b, c and d. Raises NotInRules for a circuit too large."""
     if len(gates) > MOST_GATES:
-        raise LeftOut(f"more than {MOST_GATES} gates in h, x, cx and rz")
+        raise NotInRules(f"more than {MOST_GATES} gates in h, x, cx and rz")
     found = []
     for gate, angles in gates:
         coefficients, constant = [0] * len(PARAMETERS), gate.angle.constant
@@ -269,7 +269,7 @@ class _Reading:
             self.num_circuits += 1
             try:
                 read.append((number, _circuit(member, parameters)))
-            except LeftOut as e:
+            except NotInRules as e:
                 self.left_out[str(e)] += 1
             except Wrong as e:
                 raise ConfigError(f"{where}, circuit {number}: {e}: {_REMEDY}") from e
@@ -284,7 +284,7 @@ class _Reading:
         for number, gates in read:
             try:
                 circuits.append((number, _symbolic(gates, places)))
-            except LeftOut as e:
+            except NotInRules as e:
                 self.left_out[str(e)] += 1
         # 2. Pairs with the shortest circuit, in both directions.
         circuits.sort(key=lambda each: len(each[1]))
