@@ -8,7 +8,7 @@ import cmath
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -59,30 +59,33 @@ class GateSet(NamedTuple):
         if self.of_run is None:
             return [NamedGate(KINDS[gate.kind], gate.wires, gate.angle) for gate in circuit]
         found: list[NamedGate] = []
-        runs: dict[int, list[tuple[int, int]]] = {}  # of each wire, since its last cx
-        for gate in circuit:
-            if gate.kind != CX:
-                runs.setdefault(gate.wires[0], []).append((gate.kind, gate.angle))
+        runs: list[list[tuple[int, int]]] = [
+            [] for _ in range(circuit.num_qubits)
+        ]  # of each wire, since its last cx
+        rows = zip(circuit.kinds.tolist(), circuit.wires.tolist(), circuit.angles.tolist(), strict=True)
+        for kind, (first, second), angle in rows:
+            if kind != CX:
+                runs[first].append((kind, angle))
                 continue
-            found += self._translated(runs, gate.wires)
-            found.append(NamedGate("cx", gate.wires))
-        return [*found, *self._translated(runs, sorted(runs))]
-
-    def _translated(self, runs: dict[int, list[tuple[int, int]]], wires: Iterable[int]) -> list[NamedGate]:
-        # Translate the runs of these wires, and remove them.
-        assert self.of_run is not None
-        found = []
-        for wire in wires:
-            try:
-                found += [
-                    NamedGate(name, (wire,), angle) for name, angle in self.of_run(tuple(runs.pop(wire, ())))
-                ]
-            except NoSuchAngle as e:
-                raise ConfigError(
-                    f"gate_set={self.name}: {e} on qubit {wire} is no multiple of pi/4, so no gates of "
-                    f"{', '.join(self.gates)} make it exactly: use nam or ibm, or approximate it before"
-                ) from e
+            for wire in (first, second):
+                if runs[wire]:
+                    found += self._translated(runs[wire], wire)
+                    runs[wire] = []
+            found.append(NamedGate("cx", (first, second)))
+        for wire, run in enumerate(runs):
+            found += self._translated(run, wire)
         return found
+
+    def _translated(self, run: list[tuple[int, int]], wire: int) -> list[NamedGate]:
+        assert self.of_run is not None
+        on = (wire,)
+        try:
+            return [NamedGate(name, on, angle) for name, angle in self.of_run(tuple(run))]
+        except NoSuchAngle as e:
+            raise ConfigError(
+                f"gate_set={self.name}: {e} on qubit {wire} is no multiple of pi/4, so no gates of "
+                f"{', '.join(self.gates)} make it exactly: use nam or ibm, or approximate it before"
+            ) from e
 
 
 # -- Clifford+T: a rotation by a multiple of pi/4 is at most two gates ------------------------------------------------
