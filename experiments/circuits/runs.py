@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddppo.domains.circuits.optimise import rewrites as files
+from ddppo.domains.circuits.optimise import read_rewrites, repeated
 from ddppo.domains.circuits.quantum import Circuit
 from ddppo.domains.circuits.quantum.benchmarks import program
 from ddppo.domains.circuits.quantum.equivalence import verify
@@ -180,8 +180,8 @@ def result(way: Way, circuit: str, seed: int, minutes: float, rewriter: Rewriter
     cores = took["cpu_s"] / took["wall_s"]
     points, smaller, num_rewrites = (), start, 0
     if path is not None:
-        held, said = files.read(path), json.loads(path.read_text())
-        smaller, num_rewrites = files.repeated(held, start, rewriter), len(held.rewrites)
+        held, said = read_rewrites(path), json.loads(path.read_text())
+        smaller, num_rewrites = repeated(held, start, rewriter), len(held.rewrites)
         points = tuple(Point(p["cost"], p["wall_s"] * cores, p["env_steps"]) for p in said["improvements"])
         assert len(smaller) == said["cost"], f"{path}: the rewrites lead to {len(smaller)} gates"
     verdict = verify(original, smaller)
