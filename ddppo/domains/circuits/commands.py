@@ -17,7 +17,6 @@ from omegaconf import MISSING
 
 from ddppo.config.fields import setting
 from ddppo.domains.circuits.optimise import (
-    STARTS,
     BestSoFar,
     Budget,
     RunPolicy,
@@ -45,8 +44,8 @@ from ddppo.domains.circuits.quantum.qasm_reader import as_qasm, write
 from ddppo.domains.circuits.quantum.qasm_reader import parse as parse_qasm
 from ddppo.domains.circuits.quantum.rewriting import Rewriter, merged
 from ddppo.domains.circuits.quantum.rule_search import RULES_USAGE, RulesOptions, search_rules
+from ddppo.domains.circuits.task.board import STARTS, rules_digest
 from ddppo.domains.circuits.task.board import rewriter as rewriter_named
-from ddppo.domains.circuits.task.board import rules_digest
 from ddppo.errors import ConfigError, StorageError, TrainingError, near
 from ddppo.files import write_json, write_text
 from ddppo.options import door, parse
@@ -276,7 +275,7 @@ def _search(job: Job, options: OptimiseOptions, best: BestSoFar) -> int:
     with tempfile.TemporaryDirectory() as folder, StopRequest() as stop:
         path = Path(folder) / "start.qasm"  # CircuitEnv reads circuits from files
         write(job.start, path)
-        keywords = {**job.keywords, "circuit": str(path)}
+        keywords = {**job.keywords, "circuit": str(path), "start": "given"}  # merged already, if it is to be
         # Forked before Ctrl-C is handled here: the workers ignore it.
         number = options.workers or available_cores()
         with Workers([_walk(job, options, keywords, index) for index in range(number)]) as workers:

@@ -30,7 +30,7 @@ from ddppo.domains.circuits.quantum import Circuit
 from ddppo.domains.circuits.quantum.costs import Cost, measures
 from ddppo.domains.circuits.quantum.qasm_reader import parse
 from ddppo.domains.circuits.quantum.rewriting import Rewriter, merged
-from ddppo.domains.circuits.task.board import growth_of, rewriter, rules_digest
+from ddppo.domains.circuits.task.board import STARTS, growth_of, rewriter, rules_digest
 from ddppo.domains.circuits.task.env import CircuitEnv, Obs
 from ddppo.domains.circuits.task.lineage import Found, replayed
 from ddppo.errors import ConfigError, RunFolderError, TrainingError
@@ -474,9 +474,6 @@ def policy_of_run(folder: str, which: str, rules: str | None, coupling: str | No
 
 # -- Files of rewrites, by which anyone can repeat a search's result and check it ------------------------------------
 # `optimise` writes them by rewrites=, and runs write best/<circuit>.json.
-
-
-STARTS = ("merge", "given")  # the rewrites start from the circuit with merged rotations, or as given
 
 
 class Rewrites(NamedTuple):

@@ -22,7 +22,7 @@ from ddppo.domains.circuits.quantum.costs import Cost
 from ddppo.domains.circuits.quantum.coupling import coupling as coupling_named
 from ddppo.domains.circuits.quantum.coupling import keeps_pairs as rule_keeps_pairs
 from ddppo.domains.circuits.quantum.ecc import read
-from ddppo.domains.circuits.quantum.rewriting import Rewriter
+from ddppo.domains.circuits.quantum.rewriting import Rewriter, merged
 from ddppo.domains.circuits.quantum.rules import packaged
 from ddppo.domains.circuits.task.settings import (
     GATE_BYTES,
@@ -278,21 +278,41 @@ class LengthCap:
 # -- The inputs of a circuit environment: original circuits and rules ------------------------------------------------
 
 
+STARTS = ("merge", "given")  # rewriting starts from the circuit with merged rotations, or as given
+
+
 class Start(NamedTuple):
-    """An original circuit."""
+    """An original circuit, or the circuit with merged rotations that takes its place."""
 
     name: str  # as the user gave it
-    circuit: Circuit  # in canonical order
+    circuit: Circuit  # where rewriting starts, in canonical order
     cost: float
+    before: "Start | None" = None  # the original, if `circuit` has its rotations merged
+
+    @property
+    def original(self) -> "Start":
+        return self.before or self
+
+    @property
+    def how(self) -> str:
+        """One of STARTS."""
+        return "given" if self.before is None else "merge"
 
 
 def starts(
-    given: str | Sequence[str], cost: Cost, coupling: str | Sequence[str] | None = None
+    given: str | Sequence[str],
+    cost: Cost,
+    coupling: str | Sequence[str] | None = None,
+    how: str = "given",
 ) -> tuple[Start, ...]:
     """Return the circuits for a benchmark's name, a QASM path, or a list of these.
 
+    how: one of STARTS. With "merge", a circuit whose rotations merge at no higher cost starts with them merged.
+
     Raises ConfigError, also for a circuit with a cx outside the coupling map.
     """
+    if how not in STARTS:
+        raise ConfigError(f"start={how}: has to be one of {', '.join(STARTS)}")
     names = [given] if isinstance(given, str) else given
     if not isinstance(names, Sequence) or not names or not all(isinstance(name, str) for name in names):
         raise ConfigError(
@@ -313,8 +333,19 @@ def starts(
             raise ConfigError(
                 f"circuit={name}: it has no gates, so there is nothing to rewrite: leave it out"
             )
-        found.append(Start(name, circuit, float(cost(circuit))))
+        start = Start(name, circuit, float(cost(circuit)))
+        if how == "merge":
+            start = _merged(start, cost)
+        found.append(start)
     return tuple(found)
+
+
+def _merged(start: Start, cost: Cost) -> Start:
+    circuit = merged(start.circuit).canonical()
+    least = float(cost(circuit)) if len(circuit) else start.cost
+    # Merging moves rotations, which may add depth. It may also empty a circuit, which then cannot be rewritten.
+    is_worth_it = len(circuit) and circuit != start.circuit and least <= start.cost
+    return Start(start.name, circuit, least, before=start) if is_worth_it else start
 
 
 def rewriter(path: str | None, *, keeps_pairs: bool = False) -> Rewriter:

@@ -86,7 +86,7 @@ class GraphBuffer:
         """Return the part of an episode's final info that describes this buffer."""
         best = self.best_circuit
         return {
-            "original_cost": self.start.cost,
+            "original_cost": self.start.original.cost,
             "best_cost": self._best_cost,
             "best_gates": len(best),
             "best_cx": int(cx_count(best)),

@@ -83,6 +83,7 @@ class CircuitEnv(gym.Env):
         buffer: Mapping[str, Any] | None = None,
         observe: str = "graph",
         patience: int = 0,
+        start: str = "given",
         render_mode: str | None = None,
     ) -> None:
         # observe: the form of observations, settings.OBSERVE. patience: for the journal, which ends a run.
@@ -96,7 +97,7 @@ class CircuitEnv(gym.Env):
         if observe not in settings.OBSERVE:
             raise ConfigError(f"observe={observe}: has to be one of {', '.join(settings.OBSERVE)}")
         self._cost_of = cost_named(cost)
-        self.starts = starts(circuit, self._cost_of, coupling)
+        self.starts = starts(circuit, self._cost_of, coupling, start)
         self.rewriter = rewriter(rules, keeps_pairs=coupling is not None)
         # 2. The board, and spaces of its sizes.
         self._sizes = max_nodes, max_pairs = sized(given_sizes, self.starts, self.rewriter, self._episode)

@@ -74,7 +74,9 @@ class BestFile:
         self.improvements: list[dict[str, float]] = []
         self._not_before = 0.0  # time.monotonic() of the next comparison
         self.best = Best(
-            Found(start.name, start.circuit, start.circuit, start.cost, ()), "it is the original", True
+            Found(start.name, start.original.circuit, start.circuit, start.cost, ()),
+            "it is the original",
+            True,
         )
         if self._path.exists():
             self._read_json()
@@ -84,7 +86,7 @@ class BestFile:
 
         The comparison may be postponed to `settle`. Raises TrainingError if a check fails.
         """
-        check_repeats(found, self._rewriter)
+        check_repeats(found._replace(original=self._start.circuit), self._rewriter)
         self.best = Best(found, self._compared(found) if self._is_time() else LATER, is_start)
         when = {"env_steps": env_steps, "wall_s": wall_s}
         self.improvements.append({**numbers(found), **when})
@@ -124,8 +126,9 @@ class BestFile:
         return {
             "name": found.name,
             **numbers(found),
-            "original_cost": self._start.cost,
-            "original": as_qasm(self._start.circuit),
+            "original_cost": self._start.original.cost,
+            "original": as_qasm(self._start.original.circuit),
+            "start": self._start.how,
             "smaller": as_qasm(found.circuit),
             "verified": self.best.verified,
             "is_start": self.best.is_start,
@@ -140,20 +143,22 @@ class BestFile:
         try:
             held = json.loads(self._path.read_text())
             original, smaller = (parse(held[key]).circuit.canonical() for key in ("original", "smaller"))
-            rules, rewrites = held["rules"], tuple((node, rule) for node, rule in held["rewrites"])
+            how, rules = held.get("start", "given"), held["rules"]
+            rewrites = tuple((node, rule) for node, rule in held["rewrites"])
             self.improvements = held["improvements"]
-            found = Found(self._start.name, self._start.circuit, smaller, float(held["cost"]), rewrites)
+            original_of_run = self._start.original.circuit
+            found = Found(self._start.name, original_of_run, smaller, float(held["cost"]), rewrites)
             self.best = Best(found, held["verified"], held["is_start"])
         except (OSError, ValueError, KeyError, TypeError) as e:
             raise RunFolderError(f"{self._path} cannot be read ({e}): move it elsewhere") from e
         # 2. It has to belong to this run's circuit and rules, and its rewrites have to lead to its circuit.
-        if original != self._start.circuit or rules != rules_digest(self._rewriter):
+        if (original, how, rules) != (original_of_run, self._start.how, rules_digest(self._rewriter)):
             raise RunFolderError(
-                f"{self._path} belongs to another circuit or other rules than this run: move it elsewhere, or choose "
-                "another folder"
+                f"{self._path} belongs to another circuit or other rules than this run, or to another start: move it "
+                "elsewhere, or choose another folder"
             )
         try:
-            check_replay(found, self._rewriter)
+            check_replay(found._replace(original=self._start.circuit), self._rewriter)
         except ConfigError as e:
             raise RunFolderError(f"{self._path} is damaged: {e}") from e
         self._write_qasm()  # the earlier run may have ended between writing both files
@@ -345,7 +350,7 @@ class CircuitJournal:
             },
             "circuits": {
                 label: {
-                    "original": {"cost": start.cost, **measures(start.circuit)},
+                    "original": {"cost": start.original.cost, **measures(start.original.circuit)},
                     "best": numbers(file.best.found),
                     "found_at": {what: file.last(what) for what in ("env_steps", "wall_s")},
                     "verified": file.best.verified,
@@ -361,7 +366,7 @@ class CircuitJournal:
         start = self._starts[at]
         circuit = unpacked(start.circuit.num_qubits, shared.packed)
         rewrites = tuple(unpacked_rewrites(shared.rewrites))
-        return Found(start.name, start.circuit, circuit, shared.cost, rewrites)
+        return Found(start.name, start.original.circuit, circuit, shared.cost, rewrites)
 
     def _of_rewrites(self, counts: Counts, seconds: float) -> dict[str, float]:
         # Shares over the iteration, the use of rules since the journal was made.
