@@ -38,6 +38,8 @@ _OF_ALL_VARIANTS: dict[str, dict[str, Any]] = {
         **{"precision": "float32", "graph_conv": "qgnn", "graph_layers": 4, "graph_width": 128},
         **{"observe": "features", "prior": 3.0, "limit": 3.0, "value_width": 16},
         **{"graph_prior": 3.0, "temperature": None, "token_width": 64, "token_layers": 2, "token_heads": 4},
+        **{"graph_prior": 3.0, "node_scores": "rules", "temperature": None},
+        **{"token_width": 64, "token_layers": 2, "token_heads": 4},
         **{"turn_tokens": 64, "obs_tokens": 256, "hf_path": None, "lora_rank": 8},
         **{"lora_alpha": None, "lora_targets": [], "gradient_checkpointing": False},
         **{"sampling_temperature": 1.0, "top_p": 1.0},

@@ -164,7 +164,8 @@ class GNN(ActorCritic):
     graph_layers edges; `evaluate_actions` computes no others.
 
     Prior: before learning, a rule that adds n gates is e^(-graph_prior n) times as likely as a rule that adds none. The
-    prior is added to the logits of rules, and its log-sum over the rules offered at a node to the score of the node.
+    prior is added to the logits of rules, and its log-sum over the rules offered at a node to the score of the node,
+    unless model.node_scores=values.
 
     Special pairs: the choice to change nothing, if it is offered once as node -1, has value and logit 0 and no
     parameters. Rule num_rules stands for all rules that do not match at its node; its weight is the sum of theirs.
@@ -182,6 +183,7 @@ class GNN(ActorCritic):
         self.max_nodes, self.max_pairs, self.num_rules = _sizes(spec)
         self.temperature = config.temperature
         self.prior = config.graph_prior
+        self.scores_by_values = config.node_scores == "values"
         # Quarl's network: an embedding of gates, convolutions, a critic of nodes, and an actor with one output per
         # rule.
         width = config.graph_width
@@ -297,8 +299,10 @@ class GNN(ActorCritic):
         root = roots.places[row * self.max_nodes + node]
         # The prior: -graph_prior * growth in the logit of a pair; its log-sum over a node's pairs in the node's score.
         prior = -self.prior * obs["growth"][row, column]
-        at_node = prior.new_zeros(len(scores)).index_add(0, root, prior.exp()).log()
-        params[row, 1, column] = (scores.detach() + at_node)[root]
+        of_nodes = scores.detach()
+        if not self.scores_by_values:
+            of_nodes = of_nodes + prior.new_zeros(len(scores)).index_add(0, root, prior.exp()).log()
+        params[row, 1, column] = of_nodes[root]
         logits = self._logits(roots.hidden, root, rule) + prior
         return params.flatten(1).index_put((row, column), logits)
 

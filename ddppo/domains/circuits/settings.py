@@ -70,6 +70,12 @@ class GnnSettings(ModelSettings):
         low=0,
         high=20,
     )
+    node_scores: str = setting(
+        "rules",
+        "gates are drawn by exp(value / temperature), times the prior weight of the rules there (rules) or by it alone "
+        "(values, as in Quarl)",
+        choices=("rules", "values"),
+    )
     temperature: float | None = setting(
         None,
         "gates are drawn by exp(value / temperature). null follows the number of gates N, 1 / ln(9 "

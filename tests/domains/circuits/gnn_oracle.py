@@ -135,6 +135,8 @@ def expected(model, obs, i):
         node: sum(math.exp(f) for f, (n, _) in zip(favoured, pairs, strict=True) if n == node)
         for node, _ in pairs
     }
+    if model.scores_by_values:
+        weights = dict.fromkeys(weights, 1.0)
     rows = []
     for (node, rule), prior in zip(pairs, favoured, strict=True):
         if node < 0:
