@@ -1,4 +1,4 @@
-"""On a CUDA device: where torch sees the host wait, and recorded kernels. Skipped without one; not run on a GPU yet.
+"""On a CUDA device: where torch sees the host wait, and recorded kernels. Skipped without one; passed on an H200.
 
 `torch.cuda.set_sync_debug_mode("error")` raises at .item(), .cpu(), rows chosen by a mask, and copies of memory that is
 not pinned. The stand-in accelerator counts the same (test_device_rollouts.py).
