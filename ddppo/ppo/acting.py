@@ -3,18 +3,20 @@
 PPO's third way is `CppActing` (cpp/network.py). A collector has one of them, chosen before the first iteration.
 """
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import torch
 
 from ddppo.errors import TrainingError
 from ddppo.models.actor_critic import Obs
+from ddppo.models.distributions import DeviceDistribution
 from ddppo.spaces import each, zipped
 
 if TYPE_CHECKING:
     from ddppo.algorithms.contract import Acted, Algorithm
     from ddppo.ppo.collector import Collector
+    from ddppo.ppo.device_collector import DeviceCollector
 
 # The most rows, and numbers in them, of one forward pass for values. They bound memory and do not change results.
 _VALUE_ROWS, _VALUE_NUMBERS = 32_768, 2**24
@@ -110,6 +112,24 @@ class EagerActing:
         """Return x with its first `num_dims` dimensions flattened, cut into parts of rows."""
         num_rows = min(_VALUE_ROWS, max(1, _VALUE_NUMBERS // self.collector.env.spec.obs_size))
         return zipped(each(lambda part: part.flatten(0, num_dims - 1).split(num_rows), x))
+
+
+class TensorActing(EagerActing):
+    """PyTorch, one forward pass per row, of a DeviceCollector: noise and actions stay on the device."""
+
+    def __init__(self, collector: "DeviceCollector") -> None:
+        super().__init__(cast(Any, collector))  # it has the buffers that EagerActing fills
+        self._actions = collector.action_rows
+
+    def begin(self, noise: Any) -> None:
+        self._noise = noise.to(self.collector.logprobs.dtype).unbind()
+
+    def act(self, t: int) -> None:
+        c = self.collector
+        params = self._params(t, c.obs_rows[t], slice(None))
+        c.param_rows[t].copy_(params)
+        distribution = cast(DeviceDistribution, self.model.distribution(params))
+        self._actions[t].copy_(distribution.sample_on_device(self._noise[t]))
 
 
 class ShardedActing(EagerActing):

@@ -17,8 +17,7 @@ from ddppo.envs.tensor_env import TensorStep
 from ddppo.envs.vec_env import Options, check_finite
 from ddppo.errors import EnvError
 from ddppo.models.actor_critic import ActorCritic, Obs, raw_dtype
-from ddppo.models.distributions import DeviceDistribution
-from ddppo.ppo.acting import EagerActing
+from ddppo.ppo.acting import TensorActing
 from ddppo.ppo.collector import obs_buffers
 from ddppo.ppo.cpp.network import CppActing, CppNetwork
 from ddppo.ppo.normalization import ObsNormalizer
@@ -286,24 +285,6 @@ class DeviceCollector:
         if self._last_memory is not None:
             return self.model.step(obs, self._last_memory.flatten(0, 1)[index])[1]
         return self.acting.final_values(obs, index)
-
-
-class TensorActing(EagerActing):
-    """PyTorch, one forward pass per row; noise and actions stay on the device."""
-
-    def __init__(self, collector: DeviceCollector) -> None:
-        super().__init__(cast(Any, collector))  # it has the buffers that EagerActing fills
-        self._actions = collector.action_rows
-
-    def begin(self, noise: Any) -> None:
-        self._noise = noise.to(self.collector.logprobs.dtype).unbind()
-
-    def act(self, t: int) -> None:
-        c = self.collector
-        params = self._params(t, c.obs_rows[t], slice(None))
-        c.param_rows[t].copy_(params)
-        distribution = cast(DeviceDistribution, self.model.distribution(params))
-        self._actions[t].copy_(distribution.sample_on_device(self._noise[t]))
 
 
 class HostCopy:

@@ -5,7 +5,7 @@ to start them than the device to compute them. Recorded as a graph, they start b
 with the eager code before they are used.
 """
 
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -13,8 +13,11 @@ from ddppo.envs.tensor_env import TensorStep, TensorVecEnv
 from ddppo.models.actor_critic import random_obs
 from ddppo.models.distributions import DeviceDistribution
 from ddppo.ppo import compiled
-from ddppo.ppo.device_collector import DeviceCollector, TensorActing
+from ddppo.ppo.acting import TensorActing
 from ddppo.spaces import each, leaves
+
+if TYPE_CHECKING:
+    from ddppo.ppo.device_collector import DeviceCollector
 
 _TRIED_STEPS = 3  # of the environments, both ways
 
@@ -27,7 +30,7 @@ class RecordedActing(TensorActing):
     the device that the kernels count up.
     """
 
-    def __init__(self, collector: DeviceCollector) -> None:
+    def __init__(self, collector: "DeviceCollector") -> None:
         super().__init__(collector)
         c = collector
         self._row = torch.zeros(1, dtype=torch.int64, device=c.device)
@@ -70,7 +73,7 @@ class RecordedActing(TensorActing):
         for row in c.obs_rows[:num_rows]:  # a rollout writes these rows before it reads them
             each(torch.Tensor.copy_, row, random_obs(c.env.spec, num_envs, c.logprobs.dtype, generator))
         noise = torch.rand(self._all_noise.shape, generator=generator).to(self._all_noise)
-        eager = TensorActing(cast(DeviceCollector, c))
+        eager = TensorActing(c)
         found = []
         for acting in (eager, self):
             acting.begin(noise)

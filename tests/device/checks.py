@@ -22,7 +22,8 @@ from ddppo.loop import compute
 from ddppo.loop.iteration import Loop
 from ddppo.loop.rank import Rank
 from ddppo.ppo import compiled
-from ddppo.ppo.device_collector import DeviceCollector, TensorActing
+from ddppo.ppo.acting import TensorActing
+from ddppo.ppo.device_collector import DeviceCollector
 from ddppo.ppo.learner import EagerStep
 from ddppo.ppo.recorded_rollout import RecordedActing
 from tests.device.standin import Sim, counted, refusing_waits
