@@ -73,7 +73,7 @@ class RecordedActing(TensorActing):
         for row in c.obs_rows[:num_rows]:  # a rollout writes these rows before it reads them
             each(torch.Tensor.copy_, row, random_obs(c.env.spec, num_envs, c.logprobs.dtype, generator))
         noise = torch.rand(self._all_noise.shape, generator=generator).to(self._all_noise)
-        eager = TensorActing(c)
+        eager = TensorActing(cast("DeviceCollector", c))
         found = []
         for acting in (eager, self):
             acting.begin(noise)
