@@ -4,6 +4,7 @@ Worlds make everything below their own prefix, delete it, and neither touch nor 
 """
 
 import dataclasses
+import functools
 import json
 import os
 import signal
@@ -32,6 +33,7 @@ from ddppo.domains.cloud.prefixed_names import PrefixedNames, check
 from ddppo.domains.cloud.tasks import own_tasks
 from ddppo.domains.text.turns import make_turns
 from ddppo.errors import ConfigError
+from ddppo.processes.signals import die_with_parent
 from tests.domains.cloud.graded_cases import near_misses
 from tests.support import CHECKOUT, PATIENCE_S, TINY, door, free_port, summary, wait_until
 
@@ -55,7 +57,9 @@ def url():
     paths = os.pathsep.join([str(SERVER), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "moto.server", "-p", str(port)]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    server = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": paths}, **quiet)
+    ends = functools.partial(die_with_parent, os.getpid())  # also if the tests are killed
+    environ = {**os.environ, "PYTHONPATH": paths}
+    server = subprocess.Popen(command, env=environ, preexec_fn=ends, **quiet)
     try:
         address = f"http://127.0.0.1:{port}"
         wait_until(lambda: _answers(address), "server of moto")
