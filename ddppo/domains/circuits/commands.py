@@ -298,14 +298,17 @@ def _finish(job: Job, options: OptimiseOptions, best: BestSoFar) -> int:
     # 1. Nothing smaller: write the original, so that the output file exists in every case.
     before = float(job.cost(job.original))
     if best.cost >= before:
+        as_given = BestSoFar(job.original, job.original, before)
+        # In another gate set, the file holds a translation, which is compared.
+        verified = "it is the original" if job.gate_set is NAM else _verified(job, as_given)
         write(job.original, options.out, job.gate_set)
-        _write_rewrites(
-            job, options, BestSoFar(job.original, job.original, before), "given", "it is the original"
-        )
+        _write_rewrites(job, options, as_given, "given", verified)
         print(
             f"not made smaller: {job.cost_name} {before:g} is the least that was found; {options.out} is the circuit "
             "as given"
         )
+        if job.gate_set is not NAM:
+            print(f"{counts(job.original, job.gate_set)}\n{verified}")
         return 0
     # 2. Verify, then write the circuit and its rewrites.
     print("verifying; Ctrl-C leaves it out", flush=True)

@@ -222,6 +222,14 @@ def test_optimise_lowers_the_cost_in_the_gate_set_that_it_writes(tmp_path, capsy
     names = {line.split("(")[0].split()[0] for line in out.read_text().splitlines()[3:]}
     assert names <= set(GATE_SETS["ibm"].gates)
     assert "equal up to a phase" in said
+    # Nothing smaller is found: the circuit as given is written in the gate set, and compared.
+    minimal = tmp_path / "cx.qasm"
+    minimal.write_text('OPENQASM 3; include "stdgates.inc"; qubit[2] q; h q[0]; cx q[0], q[1];')
+    assert run(["optimise", str(minimal), f"out={out}", "steps=5", "workers=1", "gate_set=ibm"]) == 0
+    said = capsys.readouterr().out
+    assert "not made smaller: ibm.gate_count 4 is the least" in said
+    assert "4 gates (1 sx, 2 rz, 0 x, 1 cx)" in said
+    assert "equal up to a phase" in said
     with pytest.raises(
         ConfigError, match=r"gate_set=clifford_t: rz\(pi/8\) on qubit 2 is no multiple of pi/4"
     ):
