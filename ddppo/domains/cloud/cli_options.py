@@ -7,6 +7,7 @@ the same options, so that abbreviations (`--buck b`), `--bucket=b` and odd place
 
 import argparse
 import functools
+import json
 from argparse import Namespace
 from difflib import get_close_matches
 from typing import Any, NoReturn
@@ -256,8 +257,6 @@ def verb_value(name: str, value: Any, folder: Folder) -> Any:
 
 
 def _metadata(text: str) -> dict[str, Any]:
-    import json
-
     try:
         found: dict[str, Any] = json.loads(text) if text.lstrip().startswith("{") else Shorthand(text).read()
     except (ShorthandError, ValueError) as error:

@@ -263,3 +263,34 @@ def test_the_grader_looks_again_only_where_the_world_may_have_changed(env, monke
     )
     env.step("aws s3 ls")
     assert len(looked) == 4
+
+
+def test_what_only_shows_what_would_be_done_earns_nothing(env):
+    begin(env, "s3_remove_bucket")
+    for line in (
+        "aws s3 rm s3://old-photos --recursive --dryrun",
+        "aws s3api create-bucket --generate-cli-skeleton",
+    ):
+        assert env.step(line)[1] == 0.0
+    begin(env, "s3_read_object")
+    for line in (
+        "aws s3 cp s3://lobby/welcome.txt x --dryrun",
+        "aws s3api list-objects-v2 --bucket lobby --generate-cli-skeleton output",
+    ):
+        assert env.step(line)[1] == 0.0
+    assert env.step("aws s3 cp s3://lobby/welcome.txt x")[1] == 1.0
+
+
+def test_files_are_those_of_the_episode(env):
+    begin(env, "s3_put_object")
+    folder = env.unwrapped._world.folder
+    assert folder.held() == {"notes.txt": b"hello"}
+    env.step("aws s3 cp notes.txt s3://desk/other.txt")
+    env.step("aws s3 cp s3://desk/other.txt copy.txt")
+    state, held = env.unwrapped.state(), folder.held()
+    assert held == {"notes.txt": b"hello", "copy.txt": b"hello"}
+    begin(env, "s3_page_restored")  # whose setup needs files
+    assert folder.held() == {}
+    assert "does not exist" in env.step("aws s3 cp notes.txt s3://site/")[0]
+    env.unwrapped.restore(state)
+    assert folder.held() == held

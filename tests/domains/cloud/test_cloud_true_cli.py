@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("moto", reason="needs the extra cloud: pip install '.[cloud]'")
 pytest.importorskip("boto3", reason="needs the extra cloud: pip install '.[cloud]'")
 
+from ddppo.domains.cloud.cli import SERVICES, operations
 from ddppo.domains.cloud.goals import CallGoal
 from ddppo.domains.cloud.tasks import own_tasks
 from ddppo.domains.cloud.world import CloudWorld
@@ -84,8 +85,6 @@ def test_enough_lines_are_compared():
     assert len(WRONG) >= 100
     refusals = [line for line in lines if recorded()[line]["status"] not in (0, 1, 254)]
     assert len(lines) - len(refusals) >= 500
-    from ddppo.domains.cloud.cli import SERVICES, operations
-
     typed = {tuple(line.split()[:2]) for line in PLAIN} | {tuple(line.split()[1:3]) for line in accepted()}
     missing = {(of, name) for of in SERVICES for name in operations(of)} - typed
     assert len(missing) < 30, missing
