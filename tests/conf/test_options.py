@@ -107,7 +107,7 @@ ROBOTS = ["halfcheetah", "hopper", "walker2d"]
 MODELS = {
     "atari": "cnn",
     "atari_sticky": "cnn",
-    "circuit": "gnn",
+    "circuit": "pairs",
     "cloud": "token_policy",
     "halfcheetah": "mlp_256",
     "bipedal": "mlp_robot",

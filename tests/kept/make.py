@@ -64,8 +64,8 @@ RUNS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("env=cartpole_masked", "model=gru", "model.memory_size=4", "model.hidden_sizes=[4]", "compile=off"), LONGER,
     ),
     "circuit": (
-        ("env=circuit", "env.num_envs=2", "model.graph_width=4", "model.graph_layers=1", "ppo.total_steps=48",
-        "env.buffer.level_size=20", "compile=off"), ("ppo.total_steps=96",),
+        ("env=circuit", "model=gnn", "env.num_envs=2", "model.graph_width=4", "model.graph_layers=1",
+        "ppo.total_steps=48", "env.buffer.level_size=20", "compile=off"), ("ppo.total_steps=96",),
     ),
     "text": (TEXT, LONGER),
     "search": (SEARCH, ("search.budget_episodes=16", "ppo.total_steps=320")),

@@ -21,15 +21,15 @@ from ddppo.models.actor_critic import ActorCritic, Obs, linear
 from ddppo.spaces import EnvSpec
 
 # A weight counts _STEP times in a logit. Adam moves every parameter by up to its learning rate, and a table, in which
-# each weight is seen rarely, learns best at ten times the learning rate of the value function.
-_STEP = 10.0
+# each weight is seen rarely, learns best at 30 times the learning rate of the value function (experiments/circuits).
+_STEP = 30.0
 _KEYS = ("features", "growth", "num_pairs", "num_weights", "status")
 
 
 class PairPolicy(ActorCritic):
     """A linear policy over pairs, and a value function of the episode's state.
 
-    logit of a pair = -prior * growth + limit * tanh(10 * sum of its weights / limit)
+    logit of a pair = -prior * growth + limit * tanh(30 * sum of its weights / limit)
 
     growth: gates that the rule adds. All weights are 0 before learning: then the policy is the one of random rewriting
     with bias=prior. limit bounds what learning can change: no pair becomes more than e^(2 limit) times as likely, next
@@ -94,10 +94,19 @@ def sum_of_weights(weights: torch.Tensor, features: torch.Tensor, num_pairs: tor
         num_pairs: `[n, 1]`.
     """
     if weights.device.type == "cpu" and weights.dtype in _SUFFIXES and PLUGIN.cpp.why_not() is None:
-        return _SumOfWeights.apply(weights, features, num_pairs)
+        if torch.is_grad_enabled():
+            return _SumOfWeights.apply(weights, features, num_pairs)
+        return _sums_in_cpp(weights, features.contiguous(), num_pairs.contiguous())
     places = features.long().clamp(0, len(weights) - 1)
     is_pair = torch.arange(features.shape[1], device=features.device) < num_pairs
     return weights[places].sum(-1) * is_pair
+
+
+def _sums_in_cpp(weights: torch.Tensor, features: torch.Tensor, num_pairs: torch.Tensor) -> torch.Tensor:
+    sums = weights.new_empty(features.shape[:2])
+    pointers = [x.data_ptr() for x in (features, num_pairs, weights.contiguous(), sums)]
+    _function("pair_logits", weights.dtype)(*features.shape, len(weights), *pointers)
+    return sums
 
 
 class _SumOfWeights(torch.autograd.Function):
@@ -108,10 +117,7 @@ class _SumOfWeights(torch.autograd.Function):
         inputs = [x.contiguous() for x in (features, num_pairs)]
         ctx.save_for_backward(*inputs)
         ctx.num_weights = len(weights)
-        sums = weights.new_empty(features.shape[:2])
-        pointers = [x.data_ptr() for x in (*inputs, weights.contiguous(), sums)]
-        _function("pair_logits", weights.dtype)(*features.shape, len(weights), *pointers)
-        return sums
+        return _sums_in_cpp(weights, *inputs)
 
     @staticmethod
     @torch.autograd.function.once_differentiable

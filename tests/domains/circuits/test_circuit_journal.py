@@ -1,4 +1,5 @@
 import json
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -166,7 +167,9 @@ def test_comparisons_that_take_long_take_a_tenth_of_a_run_and_are_made_up_for(tm
         return verify(a, b)
 
     monkeypatch.setattr(journal_module, "verify", slow)
-    monkeypatch.setattr(journal_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(
+        journal_module, "time", SimpleNamespace(monotonic=lambda: clock[0], process_time=time.process_time)
+    )
     only = {"circuit": "tof_3", "episode": {"min_steps": 60}}
     journal, run = journal_of(tmp_path, **only), Together(4, **only)
     path = tmp_path / "best" / "tof_3.json"

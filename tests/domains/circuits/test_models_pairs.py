@@ -48,7 +48,7 @@ def policy(env, dtype=torch.float64, **settings):
     spec = EnvSpec(obs, ActionSpec("discrete", (int(env.action_space.n),)), mask_size=env.action_space.n)
     model = build_model(spec, PairSettings(**settings), seed=0, dtype=dtype)
     with torch.no_grad():
-        model.weights.copy_(torch.randn(len(model.weights), generator=torch.Generator().manual_seed(1)) / 10)
+        model.weights.copy_(torch.randn(len(model.weights), generator=torch.Generator().manual_seed(1)) / 30)
     return model
 
 

@@ -16,6 +16,7 @@ from ddppo.domains.circuits.quantum.costs import cost as cost_named
 from ddppo.domains.circuits.quantum.drawing import as_pixels, as_text
 from ddppo.domains.circuits.task import settings
 from ddppo.domains.circuits.task.board import (
+    PAIRS_PER_NODE,
     UNCHANGED,
     WRONG,
     Choice,
@@ -100,7 +101,9 @@ class CircuitEnv(gym.Env):
         self.starts = starts(circuit, self._cost_of, coupling, start)
         self.rewriter = rewriter(rules, keeps_pairs=coupling is not None)
         # 2. The board, and spaces of its sizes.
-        self._sizes = max_nodes, max_pairs = sized(given_sizes, self.starts, self.rewriter, self._episode)
+        self._sizes = max_nodes, max_pairs = sized(
+            given_sizes, self.starts, self.rewriter, self._episode, PAIRS_PER_NODE[observe]
+        )
         self._board = CircuitBoard(self.rewriter, max_nodes, max_pairs, self._episode, observe)
         self._observes_features = observe == "features"
         self._check_choices()

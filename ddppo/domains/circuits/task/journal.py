@@ -4,6 +4,7 @@
 """
 
 import json
+import math
 import re
 import time
 from collections.abc import Sequence
@@ -204,6 +205,8 @@ def verified(found: Found) -> str:
 
 
 FOLDER = "best"
+_RANDOM_STEPS = 250  # between two looks at the clock
+_RANDOM_S = 5.0  # seconds of CPU, at most, that a run's end spends on rewriting at random
 _MOST_USED = 10
 
 METRICS = {
@@ -265,6 +268,8 @@ class CircuitJournal:
             for label, start in zip(self._labels, self._starts, strict=True)
         ]
         self._counts = Counts(self._rewriter.num_rules)
+        self._keywords = dict(env.kwargs)
+        self._began_cpu_s = time.process_time()
         self._patience = int(env.kwargs.get("patience") or 0)
         self._env_steps = 0  # of the run at the last iteration
         self._wall_s: float | None = None  # seconds of the run at the last iteration
@@ -334,6 +339,7 @@ class CircuitJournal:
         for file in self._files:
             file.settle(at_once=True)
         files = dict(zip(self._labels, self._files, strict=True))
+        at_random = dict(zip(self._labels, self._at_random(), strict=True))
         ended = (
             {"ended": f"nothing became smaller for {self._patience:,} steps (env.patience)"}
             if self.is_finished()
@@ -343,7 +349,8 @@ class CircuitJournal:
             "said": ended
             | {
                 label: f"{compared(file.best.found)}, found after {file.last('env_steps'):,.0f} steps and "
-                f"{file.last('wall_s'):.1f} s: {FOLDER}/{label}.qasm"
+                f"{file.last('wall_s'):.1f} s: {FOLDER}/{label}.qasm; at random, {at_random[label]['cpu_s']:.1f} s of "
+                f"CPU: cost {at_random[label]['cost']:g}"
                 if file.best.found.rewrites
                 else "no smaller circuit found"
                 for label, file in files.items()
@@ -353,6 +360,7 @@ class CircuitJournal:
                     "original": {"cost": start.original.cost, **measures(start.original.circuit)},
                     "best": numbers(file.best.found),
                     "found_at": {what: file.last(what) for what in ("env_steps", "wall_s")},
+                    "at_random": at_random[label],
                     "verified": file.best.verified,
                     "file": f"{FOLDER}/{label}.qasm",
                 }
@@ -361,6 +369,30 @@ class CircuitJournal:
             "counts": self._counts.totals,
             "most_used_rules": self._most_used(),
         }
+
+    def _at_random(self) -> list[dict[str, float]]:
+        """Return the least cost that rewriting at random reaches from each original, and the seconds of CPU it took.
+
+        It has as much CPU time as this process used since the run was started, but at most _RANDOM_S, and the buffers
+        and episodes of the run.
+        """
+        from ddppo.domains.circuits.optimise import BIAS, random_walk
+
+        used = time.process_time() - self._began_cpu_s
+        each_s = min(used, _RANDOM_S) / len(self._starts)
+        found = []
+        for start in self._starts:
+            began = time.process_time()
+            # A mask, because a search offers only what matches; the graph, because random choices read its pairs.
+            episode = {**(self._keywords.get("episode") or {}), "mask": True}
+            keywords = self._keywords | {"circuit": start.name, "observe": "graph", "episode": episode}
+            walk, messages = random_walk(keywords, BIAS, 0, 0), list[bytes]()
+            cost = start.cost
+            while (cpu_s := time.process_time() - began) < each_s:
+                progress = walk.go(messages, _RANDOM_STEPS, math.inf)
+                messages, cost = progress.messages, progress.cost
+            found.append({"cost": cost, "cpu_s": cpu_s})
+        return found
 
     def _found(self, at: int, shared: SharedCircuit) -> Found:
         start = self._starts[at]
