@@ -1,7 +1,7 @@
 """Quantum circuits: a task of rewriting them, a graph network as its policy, and a command that makes circuits smaller.
 
 Read in this order: quantum/ (circuits, rules, rewriting), task/ (the environment), model.py and graph_layers.py (the
-policy), optimise.py, page.py and commands.py (the command `ddppo-circuit`).
+policy), optimise.py, walk_learning.py, page.py and commands.py (the command `ddppo-circuit`).
 """
 
 from ddppo.plugins import Plugin

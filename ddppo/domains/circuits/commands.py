@@ -24,6 +24,7 @@ from ddppo.domains.circuits.optimise import (
     RunPolicy,
     Walk,
     Workers,
+    learning_walk,
     policy_of_run,
     policy_walk,
     random_walk,
@@ -48,6 +49,7 @@ from ddppo.domains.circuits.quantum.rewriting import Rewriter, merged
 from ddppo.domains.circuits.quantum.rule_search import RULES_USAGE, RulesOptions, search_rules
 from ddppo.domains.circuits.task.board import STARTS, rules_digest
 from ddppo.domains.circuits.task.board import rewriter as rewriter_named
+from ddppo.domains.circuits.walk_learning import Rule
 from ddppo.errors import ConfigError, StorageError, TrainingError, near
 from ddppo.files import write_json, write_text
 from ddppo.options import door, parse
@@ -187,6 +189,10 @@ class OptimiseOptions:
         f"of random rewrites: one that adds n gates has chance ~ e^(-bias n); 0 is uniform, {BIAS:g} if null",
         low=0,
     )
+    learn: bool = setting(
+        False,
+        "learn while walking which rewrites pay, each process for itself; false: choose at random, or by run=",
+    )
     seed: int = setting(0, "of all that is drawn", low=0)
     workers: int | None = setting(None, "processes; as many as there are cores if null", low=1)
 
@@ -230,6 +236,10 @@ def _job(options: OptimiseOptions) -> Job:
         )
     if options.run is None and options.checkpoint != "last":
         raise ConfigError(f"checkpoint={options.checkpoint} has no effect without run=: leave it out")
+    if options.run is not None and options.learn:
+        raise ConfigError(
+            "learn=true with run=: the run's policy chooses and learns nothing more: leave one of both out"
+        )
     if options.run is not None and options.bias is not None:
         raise ConfigError(
             f"bias={options.bias:g} has no effect with run=, as its policy chooses: leave it out"
@@ -289,6 +299,8 @@ def _search(job: Job, options: OptimiseOptions, best: BestSoFar) -> int:
 def _walk(job: Job, options: OptimiseOptions, keywords: dict[str, Any], index: int) -> Callable[[], Walk]:
     if job.policy is None:
         bias = BIAS if options.bias is None else options.bias
+        if options.learn:
+            return partial(learning_walk, keywords, Rule(prior=bias), index, options.seed)
         return partial(random_walk, keywords, bias, index, options.seed)
     return partial(policy_walk, keywords, job.policy.config, job.policy.checkpoint, index, options.seed)
 

@@ -33,6 +33,7 @@ from ddppo.domains.circuits.quantum.rewriting import Rewriter, merged
 from ddppo.domains.circuits.task.board import STARTS, growth_of, rewriter, rules_digest
 from ddppo.domains.circuits.task.env import CircuitEnv, Obs
 from ddppo.domains.circuits.task.lineage import Found, replayed
+from ddppo.domains.circuits.walk_learning import ByLearning, Rule
 from ddppo.errors import ConfigError, RunFolderError, TrainingError
 from ddppo.processes.signals import StopRequest, die_with_parent, stop_signals_kill
 from ddppo.records import checkpoint
@@ -89,7 +90,9 @@ class Walk:
         for i, (env, action) in enumerate(zip(self._envs, self._choose(self._obs), strict=True)):
             rule = env.pairs[action, 1]
             self._num_rewrites += int(rule != env.rewriter.nop)
-            self._obs[i], _, terminated, truncated, _ = env.step(action)
+            self._obs[i], reward, terminated, truncated, _ = env.step(action)
+            if isinstance(self._choose, ByLearning):
+                self._choose.note(reward, is_end=terminated or truncated)
             if terminated or truncated:
                 self._obs[i], _ = env.reset()
         self._num_steps += len(self._envs)
@@ -131,6 +134,17 @@ def random_walk(env: Mapping[str, Any], bias: float, index: int, seed: int) -> W
     """
     alone = CircuitEnv(**env)
     choose = AtRandom(alone, bias, stream(seed, "action", 0, index))
+    return Walk([alone], choose, [derived_seed(seed, "env", index)])
+
+
+def learning_walk(env: Mapping[str, Any], rule: Rule, index: int, seed: int) -> Walk:
+    """Return a walk of one environment that learns which rewrites pay (walk_learning.py).
+
+    Args:
+        env: keyword arguments of CircuitEnv.
+    """
+    alone = CircuitEnv(**{**env, "observe": "features"})
+    choose = ByLearning(alone, stream(seed, "action", 0, index), rule)
     return Walk([alone], choose, [derived_seed(seed, "env", index)])
 
 
