@@ -1,7 +1,8 @@
-"""Quantum circuits: a task of rewriting them, a graph network as its policy, and a command that makes circuits smaller.
+"""Quantum circuits: a task of rewriting them, two policies for it, and a command that makes circuits smaller.
 
-Read in this order: quantum/ (circuits, rules, rewriting), task/ (the environment), model.py and graph_layers.py (the
-policy), optimise.py, walk_learning.py, page.py and commands.py (the command `ddppo-circuit`).
+Read in this order: quantum/ (circuits, rules, rewriting), task/ (the environment), pairs.py (the policy over pairs),
+model.py and graph_layers.py (the graph network), optimise.py, walk_learning.py, page.py and commands.py
+(`ddppo-circuit`).
 """
 
 from ddppo.plugins import Plugin
