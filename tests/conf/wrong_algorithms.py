@@ -10,7 +10,7 @@ LINES = {
     "ppo=grpo distributed=async_actors dist.world_size=3": "a group compares episodes of one policy",
     "ppo=grpo distributed=device": "its C++ collects T steps of every environment in one call: use distributed=ddp",
     "ppo=grpo env=acrobot env.backend=gym_vector": "env.backend=gym_vector with ppo.algorithm=grpo",
-    "ppo=grpo env=circuit model=mlp": "so the episodes of a group cannot begin equally",
+    "ppo=grpo env=circuit env.num_envs=8 model=mlp": "so the episodes of a group cannot begin equally",
     "ppo=grpo compile=on": "the loss of groups is not compiled: use compile=auto",
     "ppo=grpo ppo.gae_lambda=0.9": "no setting ppo.gae_lambda with ppo.algorithm=grpo: it is of ppo.algorithm=ppo",
     "ppo=grpo ppo.normalize_rewards=true": "with ppo.algorithm=grpo: it is of ppo.algorithm=ppo",
