@@ -16,7 +16,7 @@ from typing import Any
 
 from ddppo.config.fields import setting
 from ddppo.domains.circuits.optimise import AT_RANDOM, learning_walk
-from ddppo.domains.circuits.walk_learning import Rule
+from ddppo.domains.circuits.walk_learning import LearningRule
 from ddppo.options import parse
 
 ROUND, MARKS = 1000, (1000, 2000, 4000, 8000, 16000, 32000, 64000)
@@ -48,7 +48,7 @@ def main() -> None:
     for way in options.ways.split(","):
         keywords = {"circuit": options.circuit, **({} if way == "power" else AT_RANDOM)}
         for seed in range(options.seeds):
-            walk, began = learning_walk(keywords, Rule(**WAYS[way]), 0, seed), time.process_time()
+            walk, began = learning_walk(keywords, LearningRule(**WAYS[way]), 0, seed), time.process_time()
             messages: list[bytes] = []
             for number in range(ROUND, options.steps + 1, ROUND):
                 progress = walk.go(messages, ROUND, math.inf)

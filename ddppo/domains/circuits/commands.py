@@ -34,7 +34,7 @@ from ddppo.domains.circuits.optimise import (
     search,
     started,
 )
-from ddppo.domains.circuits.page import CompareOptions, compare
+from ddppo.domains.circuits.page import ComparisonOptions, compare
 from ddppo.domains.circuits.quantum import Circuit, equivalence
 from ddppo.domains.circuits.quantum.benchmarks import noted
 from ddppo.domains.circuits.quantum.costs import COSTS, Cost, counts, measures, qualified
@@ -49,7 +49,7 @@ from ddppo.domains.circuits.quantum.rewriting import Rewriter, merged
 from ddppo.domains.circuits.quantum.rule_search import RULES_USAGE, RulesOptions, search_rules
 from ddppo.domains.circuits.task.board import STARTS, rules_digest
 from ddppo.domains.circuits.task.board import rewriter as rewriter_named
-from ddppo.domains.circuits.walk_learning import Rule
+from ddppo.domains.circuits.walk_learning import LearningRule
 from ddppo.errors import ConfigError, StorageError, TrainingError, near
 from ddppo.files import write_json, write_text
 from ddppo.options import door, parse
@@ -300,7 +300,7 @@ def _walk(job: Job, options: OptimiseOptions, keywords: dict[str, Any], index: i
     if job.policy is None:
         bias = BIAS if options.bias is None else options.bias
         if options.learn:
-            return partial(learning_walk, keywords, Rule(prior=bias), index, options.seed)
+            return partial(learning_walk, keywords, LearningRule(prior=bias), index, options.seed)
         return partial(random_walk, keywords, bias, index, options.seed)
     return partial(policy_walk, keywords, job.policy.config, job.policy.checkpoint, index, options.seed)
 
@@ -430,7 +430,7 @@ VERBS = {
     "show": Verb(ShowOptions, show, "ddppo-circuit show <circuit> [key=value ...]"),
     "merge": Verb(MergeOptions, merge, "ddppo-circuit merge <circuit> out=<file>"),
     "optimise": Verb(OptimiseOptions, optimise, _OPTIMISE),
-    "compare": Verb(CompareOptions, compare, _COMPARE, more="results"),
+    "compare": Verb(ComparisonOptions, compare, _COMPARE, more="results"),
     "replay": Verb(ReplayOptions, replay, _REPLAY, more="rewrites"),
     "rules": Verb(RulesOptions, search_rules, RULES_USAGE, path=None),
 }

@@ -33,7 +33,7 @@ from ddppo.domains.circuits.quantum.rewriting import Rewriter, merged
 from ddppo.domains.circuits.task.board import STARTS, growth_of, rewriter, rules_digest
 from ddppo.domains.circuits.task.env import CircuitEnv, Obs
 from ddppo.domains.circuits.task.lineage import Found, replayed
-from ddppo.domains.circuits.walk_learning import ByLearning, Rule
+from ddppo.domains.circuits.walk_learning import ByLearning, LearningRule
 from ddppo.errors import ConfigError, RunFolderError, TrainingError
 from ddppo.processes.signals import StopRequest, die_with_parent, stop_signals_kill
 from ddppo.records import checkpoint
@@ -137,7 +137,7 @@ def random_walk(env: Mapping[str, Any], bias: float, index: int, seed: int) -> W
     return Walk([alone], choose, [derived_seed(seed, "env", index)])
 
 
-def learning_walk(env: Mapping[str, Any], rule: Rule, index: int, seed: int) -> Walk:
+def learning_walk(env: Mapping[str, Any], rule: LearningRule, index: int, seed: int) -> Walk:
     """Return a walk of one environment that learns which rewrites pay (walk_learning.py).
 
     Args:

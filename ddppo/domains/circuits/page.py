@@ -34,7 +34,7 @@ _COLOURS = ("blue", "red", "green", "purple", "orange", "ink")
 
 
 @dataclass(slots=True)
-class CompareOptions:
+class ComparisonOptions:
     circuit: str = setting(MISSING, "the original circuit")
     results: list[str] = setting(
         meaning="smaller ones: OpenQASM files, files of rewrites, or run folders of env=circuit",
@@ -48,7 +48,7 @@ class CompareOptions:
 
 
 @dataclass(slots=True)
-class Result:
+class ComparedCircuit:
     """One circuit that is compared with the original."""
 
     name: str
@@ -60,7 +60,7 @@ class Result:
     is_equal: bool = True
 
 
-def compare(options: CompareOptions) -> int:
+def compare(options: ComparisonOptions) -> int:
     """Print a table of the circuits, and write the page; return 1 if one of them differs from the original, else 0."""
     if options.html is not None:
         path = Path(options.html)
@@ -69,7 +69,7 @@ def compare(options: CompareOptions) -> int:
     # 1. Read all files, and repeat all rewrites.
     original, names, _ = noted(options.circuit)
     results = [each for given in options.results for each in _read(given, original, options.rules)]
-    results.append(Result("rotations merged", merged(original)))
+    results.append(ComparedCircuit("rotations merged", merged(original)))
     # 2. Other optimisers, and a verdict on every circuit.
     if options.others:
         results += beside(original)
@@ -85,7 +85,7 @@ def compare(options: CompareOptions) -> int:
     return 0 if all(each.is_equal for each in results) else 1
 
 
-def _read(given: str, original: Circuit, rules: str | None) -> list[Result]:
+def _read(given: str, original: Circuit, rules: str | None) -> list[ComparedCircuit]:
     """Return the circuits of a file, or the one of a run folder that started from the original. Raises ConfigError."""
     path = Path(given)
     if path.is_dir():
@@ -107,7 +107,7 @@ def _read(given: str, original: Circuit, rules: str | None) -> list[Result]:
             f"results={given}: it has {circuit.num_qubits} qubits, and the original {original.num_qubits}: compare "
             "circuits of as many"
         )
-    return [Result(given, circuit)]
+    return [ComparedCircuit(given, circuit)]
 
 
 def _starts_from(path: Path, original: Circuit) -> bool:
@@ -115,19 +115,19 @@ def _starts_from(path: Path, original: Circuit) -> bool:
     return held.original is not None and held.original.canonical() == original.canonical()
 
 
-def _of_rewrites(path: Path, name: str, original: Circuit, rules: str | None) -> Result:
+def _of_rewrites(path: Path, name: str, original: Circuit, rules: str | None) -> ComparedCircuit:
     held = read_rewrites(path)
     circuit = repeated(held, original, rewriter_of(held, rules))
     found = [each for each in held.improvements if "wall_s" in each and "gates" in each]
-    return Result(name, circuit, found[-1]["wall_s"] if found else None, found, held)
+    return ComparedCircuit(name, circuit, found[-1]["wall_s"] if found else None, found, held)
 
 
-def beside(original: Circuit) -> list[Result]:
+def beside(original: Circuit) -> list[ComparedCircuit]:
     """Return what qiskit and pyzx make of the circuit, as far as they are installed; a failure is a warning."""
     results = []
     for name in filter(installed, OPTIMISERS):
         try:
-            results.append(Result(name, *optimised(name, original)))
+            results.append(ComparedCircuit(name, *optimised(name, original)))
         except Exception as e:  # other people's code may raise anything
             warn(f"{name} is left out: {in_one_line(e)}")
     return results
@@ -142,7 +142,7 @@ def _verdict(original: Circuit, circuit: Circuit, seed: int) -> tuple[str, bool]
     return str(verdict), verdict.is_equal
 
 
-def _rows(original: Circuit, results: Sequence[Result], gate_set: GateSet) -> list[list[str]]:
+def _rows(original: Circuit, results: Sequence[ComparedCircuit], gate_set: GateSet) -> list[list[str]]:
     heading = ["", *COSTS, "seconds", "rewrites", "verified"]
     costs = [cost(name, gate_set) for name in COSTS]
     rows = [["original", *(f"{each(original):g}" for each in costs), "", "", ""]]
@@ -159,7 +159,7 @@ def _rows(original: Circuit, results: Sequence[Result], gate_set: GateSet) -> li
     return [heading, *rows]
 
 
-def _table(original: Circuit, results: Sequence[Result], gate_set: GateSet) -> str:
+def _table(original: Circuit, results: Sequence[ComparedCircuit], gate_set: GateSet) -> str:
     rows = _rows(original, results, gate_set)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
@@ -175,10 +175,10 @@ def _table(original: Circuit, results: Sequence[Result], gate_set: GateSet) -> s
 
 
 def page(
-    options: CompareOptions,
+    options: ComparisonOptions,
     original: Circuit,
     names: Sequence[str] | None,
-    results: Sequence[Result],
+    results: Sequence[ComparedCircuit],
 ) -> str:
     """Return the HTML page."""
     names = wire_names(original, names)
@@ -222,7 +222,7 @@ def page(
 _TEMPLATE = Path(__file__).with_name("compare.html")
 
 
-def _charts(before: int, results: Sequence[Result]) -> list[Chart]:
+def _charts(before: int, results: Sequence[ComparedCircuit]) -> list[Chart]:
     """Return gates against seconds, and against steps: a line for each result whose way there is known."""
     charts = []
     for key, axis in (("wall_s", "seconds"), ("env_steps", "steps of all environments")):

@@ -17,7 +17,7 @@ T = 256  # steps between two updates
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class LearningRule:
     """How a walk learns. The defaults are those that experiments/circuits found."""
 
     rate: float = (
@@ -42,10 +42,10 @@ class Steps:
     ends: list[bool] = field(default_factory=list)
 
 
-class Learner:
+class WalkLearner:
     """A table of weights, a linear value of the episode's state, and their updates."""
 
-    def __init__(self, size: int, rule: Rule) -> None:
+    def __init__(self, size: int, rule: LearningRule) -> None:
         self.rule, self.weights = rule, np.zeros(size)
         self._mean, self._square, self._count = np.zeros(size), np.zeros(size), 0  # of Adam
         self._critic = np.zeros(4)
@@ -94,8 +94,8 @@ class ByLearning:
     The choice to change nothing is masked: it ends an episode, and the best circuit is kept anyway.
     """
 
-    def __init__(self, env: CircuitEnv, rng: np.random.Generator, rule: Rule) -> None:
-        self._learner = Learner(num_weights(env.rewriter), rule)
+    def __init__(self, env: CircuitEnv, rng: np.random.Generator, rule: LearningRule) -> None:
+        self._learner = WalkLearner(num_weights(env.rewriter), rule)
         self._env, self._rng, self._steps = env, rng, Steps()
 
     def __call__(self, obs: Sequence[Obs]) -> list[int]:

@@ -100,7 +100,7 @@ REGION = "us-east-1"
 
 
 @dataclass(frozen=True)
-class View:
+class OutputForm:
     """How the answer of a call is fetched and shown."""
 
     output: str = "json"  # or text, table
@@ -121,7 +121,7 @@ class ApiCall:
     answer: Any = field(
         default=None, compare=False
     )  # of a call that was made: what it showed, through its --query
-    view: View = field(default=View(), compare=False)
+    view: OutputForm = field(default=OutputForm(), compare=False)
 
     @property
     def is_read(self) -> bool:
@@ -223,7 +223,7 @@ def _operation(found: Namespace, operation: str, left: list[str], folder: Folder
             params[name] = value if shape.type_name == "boolean" else value_of(option, shape, value, folder)
     if given.get("--cli-input-json") is not None:
         params = _from_json(given["--cli-input-json"], folder) | params
-    view = View(
+    view = OutputForm(
         found.output or "json",
         paginate,
         pages,

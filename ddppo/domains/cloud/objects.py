@@ -42,7 +42,7 @@ UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 @dataclass(frozen=True)
-class Account:
+class ObjectAccess:
     """What `aws s3` needs of a world."""
 
     folder: Folder
@@ -78,7 +78,7 @@ class Item:
     time: float
 
 
-def act(command: S3Command, account: Account, moment: str) -> Said:
+def act(command: S3Command, account: ObjectAccess, moment: str) -> Said:
     """Make the API calls of a command; return what it prints, with `moment` in place of every time."""
     said = Said()
     match command.verb:
@@ -104,7 +104,7 @@ def _parted(place: str) -> tuple[str, str]:
 # -- buckets -----------------------------------------------------------------------------------------------------------
 
 
-def _make(command: S3Command, account: Account, said: Said) -> None:
+def _make(command: S3Command, account: ObjectAccess, said: Said) -> None:
     bucket = _parted(command.places[0])[0]
     params: dict[str, Any] = {"Bucket": bucket}
     if tags := command.options.get("tags"):
@@ -112,7 +112,7 @@ def _make(command: S3Command, account: Account, said: Said) -> None:
     _changed(account, said, "create-bucket", params, "make_bucket", command.places[0])
 
 
-def _remove_bucket(command: S3Command, account: Account, said: Said) -> None:
+def _remove_bucket(command: S3Command, account: ObjectAccess, said: Said) -> None:
     if "force" in command.options:
         _Transfer(S3Command("rm", command.places, {"recursive": True}), account, said).run()
         if said.status != 0:
@@ -132,7 +132,7 @@ def _remove_bucket(command: S3Command, account: Account, said: Said) -> None:
 
 
 def _changed(
-    account: Account, said: Said, operation: str, params: dict[str, Any], what: str, place: str
+    account: ObjectAccess, said: Said, operation: str, params: dict[str, Any], what: str, place: str
 ) -> None:
     try:
         account.perform(ApiCall("s3api", operation, params))
@@ -144,7 +144,7 @@ def _changed(
 # -- lists -------------------------------------------------------------------------------------------------------------
 
 
-def _pages(account: Account, operation: str, params: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _pages(account: ObjectAccess, operation: str, params: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the pages of list-objects-v2 or list-buckets."""
     token = {"list-objects-v2": "NextContinuationToken", "list-buckets": "ContinuationToken"}[operation]
     while True:
@@ -155,7 +155,7 @@ def _pages(account: Account, operation: str, params: dict[str, Any]) -> Iterator
         params = params | {"ContinuationToken": page[token]}
 
 
-def _list(command: S3Command, account: Account, moment: str, said: Said) -> None:
+def _list(command: S3Command, account: ObjectAccess, moment: str, said: Said) -> None:
     when, options = moment.replace("T", " ")[:19], command.options
     place = command.places[0]
     bucket, prefix = _parted(place)
@@ -219,7 +219,7 @@ def _human(size: int) -> str:
 class _Transfer:
     """One command that copies, moves or deletes objects or files."""
 
-    def __init__(self, command: S3Command, account: Account, said: Said) -> None:
+    def __init__(self, command: S3Command, account: ObjectAccess, said: Said) -> None:
         self._verb, self._options = command.verb, command.options
         self._account, self._folder, self._said = account, account.folder, said
         # A bucket without a slash is all of it.

@@ -37,7 +37,7 @@ from ddppo.domains.cloud.cli import REGION, SERVICES, ApiCall, S3Command, parse
 from ddppo.domains.cloud.cli_parameters import example_of, session
 from ddppo.domains.cloud.folder import CommandError, Folder
 from ddppo.domains.cloud.holdings import Address, holdings
-from ddppo.domains.cloud.objects import Account, act
+from ddppo.domains.cloud.objects import ObjectAccess, act
 from ddppo.domains.cloud.printing import printed
 from ddppo.domains.cloud.refusals import check, invalid, refused
 from ddppo.errors import EnvStateError
@@ -136,7 +136,7 @@ class CloudWorld:
     def _act(self, command: S3Command, made: list[ApiCall]) -> CommandOutcome:
         """Execute a command of `aws s3`."""
         said = act(
-            command, Account(self.folder, lambda call: self._call(call, made), self._presigned), MOMENT
+            command, ObjectAccess(self.folder, lambda call: self._call(call, made), self._presigned), MOMENT
         )
         shown = "".join(f"{line}\n" for line in said.out) + said.body.decode(errors="replace")
         return CommandOutcome(shown, "\n".join(said.errors), said.status, said.code, tuple(made))

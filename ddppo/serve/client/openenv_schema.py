@@ -110,7 +110,7 @@ def _is_of(value: Any, kind: str) -> bool:
 # -- actions ----------------------------------------------------------------------------------------------------------
 
 
-class Actions(Protocol):
+class ActionForm(Protocol):
     """How an action of the policy becomes the data of a step."""
 
     spec: ActionSpec
@@ -245,7 +245,7 @@ def mcp_tools(result: Any) -> list[dict[str, Any]]:
 def actions_of(
     schema: Schema, tools: list[dict[str, Any]] | None, form: str, constants: Mapping[str, Any],
     choices: Mapping[str, int], *, observes_numbers: bool,
-) -> Actions:  # fmt: skip
+) -> ActionForm:  # fmt: skip
     """Return the form of actions for a schema.
 
     Args:

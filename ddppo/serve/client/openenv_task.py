@@ -20,7 +20,7 @@ from ddppo.config.settings import Config, EnvConfig
 from ddppo.errors import ConfigError, EnvError, in_one_line
 from ddppo.plugins import imported
 from ddppo.seeding import derived_seed
-from ddppo.serve.client.openenv_schema import Actions, Schema, actions_of, array, misfit, numbers_of, shown
+from ddppo.serve.client.openenv_schema import ActionForm, Schema, actions_of, array, misfit, numbers_of, shown
 from ddppo.serve.client.served import check_address, fetched
 from ddppo.serve.protocol import BadMessage
 from ddppo.spaces import ArraySpec, EnvSpec
@@ -185,7 +185,7 @@ class OpenEnvTask:
             numbers = None if isinstance(seen, str) else {"obs": seen}
         else:
             numbers = _numbers(first, settings.fields)
-        self.actions: Actions = actions_of(
+        self.actions: ActionForm = actions_of(
             schemas["action"], tools, settings.form, settings.action, settings.choices,
             observes_numbers=numbers is not None,
         )  # fmt: skip

@@ -12,7 +12,7 @@ from ddppo.domains.circuits.optimise import AT_RANDOM, learning_walk, random_wal
 from ddppo.domains.circuits.quantum.benchmarks import benchmark
 from ddppo.domains.circuits.quantum.equivalence import verify
 from ddppo.domains.circuits.quantum.qasm_reader import read
-from ddppo.domains.circuits.walk_learning import Learner, Rule, Steps
+from ddppo.domains.circuits.walk_learning import LearningRule, Steps, WalkLearner
 from ddppo.errors import ConfigError
 
 pytestmark = pytest.mark.skipif(PLUGIN.cpp.why_not() is not None, reason=str(PLUGIN.cpp.why_not()))
@@ -36,7 +36,7 @@ def some_steps(learner):
 
 
 def test_the_gradient_is_that_of_finite_differences():
-    learner = Learner(NUM_WEIGHTS, Rule(prior=0.0))
+    learner = WalkLearner(NUM_WEIGHTS, LearningRule(prior=0.0))
     learner.weights = np.random.default_rng(1).normal(size=NUM_WEIGHTS)
     steps, advantages = some_steps(learner), np.array([1.0, 2.0, -0.5])
 
@@ -60,7 +60,7 @@ def test_the_gradient_is_that_of_finite_differences():
 
 
 def test_a_choice_that_paid_becomes_likelier_and_none_leaves_the_limit():
-    learner = Learner(NUM_WEIGHTS, Rule(rate=0.5, limit=2.0, prior=0.0))
+    learner = WalkLearner(NUM_WEIGHTS, LearningRule(rate=0.5, limit=2.0, prior=0.0))
     steps, features = Steps(), np.array([[0, 1], [2, 3]])
     for turn in range(256):
         steps.features.append(features)
@@ -79,11 +79,11 @@ def test_a_choice_that_paid_becomes_likelier_and_none_leaves_the_limit():
 
 def test_a_walk_depends_on_its_seed_alone_and_without_a_step_size_is_one_at_random():
     keywords = {"circuit": "vbe_adder_3", **AT_RANDOM}
-    walks = [learning_walk(keywords, Rule(), 0, 5) for _ in range(2)]
+    walks = [learning_walk(keywords, LearningRule(), 0, 5) for _ in range(2)]
     first, second = (walk.go([], 700, math.inf) for walk in walks)
     assert first == second
     at_random = random_walk(keywords, 3.0, 0, 5).go([], 700, math.inf)
-    still = learning_walk(keywords, Rule(rate=0.0), 0, 5).go([], 700, math.inf)
+    still = learning_walk(keywords, LearningRule(rate=0.0), 0, 5).go([], 700, math.inf)
     assert still.rewrites == at_random.rewrites != first.rewrites
 
 
