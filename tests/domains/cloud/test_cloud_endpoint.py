@@ -34,7 +34,7 @@ from ddppo.domains.cloud.tasks import own_tasks
 from ddppo.domains.text.turns import make_turns
 from ddppo.errors import ConfigError
 from ddppo.processes.signals import die_with_parent
-from tests.domains.cloud.graded_cases import near_misses
+from tests.domains.cloud.graded_cases import files_of, near_misses
 from tests.support import CHECKOUT, PATIENCE_S, TINY, door, free_port, summary, wait_until
 
 SERVER = (
@@ -347,7 +347,8 @@ def test_tasks_have_the_same_solutions_and_near_misses_as_in_the_simulated_cloud
         [name], chaos=False, backend_cloud="aws", endpoint_url=endpoint.endpoint_url, allow_real_cloud=True
     )
     # All of a drift at once: else a near miss may miss what has not drifted.
-    env.tasks = {name: dataclasses.replace(TASKS[name], num_drifts=len(TASKS[name].drifts))}
+    task = TASKS[name]
+    env.tasks = {name: dataclasses.replace(task, num_drifts=len(task.drifts), files=files_of(task))}
     try:
         ways = [(TASKS[name].solution, True)]
         if name in QUICK:
