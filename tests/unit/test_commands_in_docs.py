@@ -100,6 +100,9 @@ def settings_of(arguments, *, runs_several):
     mine = [word for word in arguments if not re.match(r"(distributed|model\.name)=\w+:", word)]
     mine = [re.sub(r"^algorithm=\w+:\w+$", f"algorithm={ALGORITHM}", word) for word in mine]
     for word in mine:
+        # Files of the reader's.
+        if found := re.fullmatch(r"env\.(?:token_file=|tasks=(?=.*\.jsonl))([\w.]+)", word):
+            Path(found[1]).write_text('{"task": "a"}\n')
         if word.startswith("resume=") and word != "resume=auto":
             folder = Path(word.partition("=")[2])
             folder.mkdir(parents=True)
