@@ -28,7 +28,7 @@ from ddppo.files import write_json
 
 HERE = Path(__file__).resolve().parent
 RUNS = Path("outputs/circuits")
-TO_STOP_S = 120  # how long an iteration and its saving may last after the time is over
+TO_STOP_S = 1800  # how long an iteration and its saving may last after the time is over, on a busy machine
 POLL_S = 0.2
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -37,16 +37,28 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 class Way:
     """How circuits are made smaller: by a training, or else by `circuit optimise` at random, with these settings.
 
-    is_merged: from the circuit with its rotations merged, rather than as it is.
+    is_merged: from the circuit with its rotations merged, rather than as it is or as the experiment says.
     """
 
     name: str
     settings: tuple[str, ...] = ()
     is_training: bool = True
     is_merged: bool = False
+    experiment: str = "circuits/train"  # of a training
 
 
 PPO, PPO_MERGED = Way("ppo"), Way("ppo_merged", is_merged=True)
+# The published system, until it is stopped. It merges rotations by itself.
+_ENDLESS = (
+    *(
+        "ppo.total_steps=1000000000",
+        "dist.threads_per_rank=1",
+        "eval.final_episodes=0",
+        "checkpoint.every_steps=0",
+    ),
+    *("log.progress=none", "log.tensorboard=false"),
+)
+QUARL = Way("quarl", _ENDLESS, experiment="quarl")
 UNIFORM = Way("uniform", ("bias=0",), is_training=False)  # every choice alike
 RANDOM = Way("random", (), is_training=False)  # rules that add gates less often
 RANDOM_MERGED = Way("random_merged", (), is_training=False, is_merged=True)  # what the door does by itself
@@ -131,7 +143,7 @@ def training(here: Path, way: Way, circuit: str, minutes: float) -> list[str]:
     if way.is_merged:
         write(merged(program(circuit).circuit), path := here / f"{circuit}.qasm")
         circuit = str(path)
-    train = [sys.executable, "-m", "ddppo.train", "experiment=circuits/train", f"hydra.run.dir={here}"]
+    train = [sys.executable, "-m", "ddppo.train", f"experiment={way.experiment}", f"hydra.run.dir={here}"]
     return [*train, f"env.circuit={circuit}"]
 
 
