@@ -27,6 +27,8 @@ from ddppo.errors import ConfigError, EnvError, EnvStateError
 
 log = logging.getLogger(__name__)
 
+# Of buckets and objects, as in the simulated cloud: the real one names the account.
+OWNER = {"DisplayName": "webfile", "ID": "bcaf1ffd86f41161ca5fb16fd081034f"}
 SETTLED_S = 60.0  # for a table to become active, or to be gone
 # Error codes that say nothing about the command: the endpoint is busy or broken, or the caller's keys are not valid.
 FAULTS = (
@@ -216,6 +218,10 @@ class EndpointWorld(CloudWorld):
         self._settle(call, params)
         # 3. Back into the names of the task.
         shown: dict[str, Any] = self._names.outward(answer)
+        if call.operation in ("list-buckets", "list-objects-v2"):
+            for one in (shown, *shown.get("Contents", ())):
+                if "Owner" in one:
+                    one["Owner"] = dict(OWNER)
         if call.operation == "create-access-key":
             shown["AccessKey"]["SecretAccessKey"] = "not-shown"
         if call.operation == "get-bucket-location" and shown.get("LocationConstraint") == self._access.region:
@@ -282,7 +288,8 @@ class EndpointWorld(CloudWorld):
             if code in FAULTS or status >= 500 or status == 429:
                 raise EndpointLost(f"the endpoint cannot answer: {text}") from None
             raise CommandError(text, 254, code) from None
-        except ParamValidationError as error:
+        except (ParamValidationError, AttributeError, TypeError, ValueError) as error:
+            # The latter: botocore looks at some parameters before it checks their types.
             raise CommandError(self._names.outward(str(error))) from None
         except BotoCoreError as error:
             text = self._names.outward(said(error))

@@ -5,6 +5,7 @@ translates the parameters of a call on their way to the endpoint, `outward` tran
 that a call gives always gets the stem in front, so no call can name a resource of anybody else.
 """
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -168,6 +169,8 @@ class PrefixedNames:
                 found[key] = self._source(call, value)
             elif key in named:
                 found[key] = self._names(call, value)
+            elif key == "AttributeValue":
+                found[key] = self._within(call, str(call.params.get("AttributeName")), value)
             else:
                 found[key] = self._within(call, key, value)
         return found
@@ -175,6 +178,8 @@ class PrefixedNames:
     def _names(self, call: ApiCall, value: Any) -> Any:
         if isinstance(value, list):
             return [self._names(call, name) for name in value]
+        if not isinstance(value, str):
+            return value  # of --cli-input-json; boto3 refuses it
         return self._own_arn(call, value) if value.startswith("arn:") else self.full(value)
 
     def _source(self, call: ApiCall, value: Any) -> Any:
@@ -192,13 +197,24 @@ class PrefixedNames:
             return {name: self._within(call, str(name), inner) for name, inner in value.items()}
         if not isinstance(value, str):
             return value
+        if key == "RedrivePolicy" and value.strip():
+            return self._redrive(call, value)
         if value.startswith("arn:") and BY_ARN.fullmatch(key):
             return self._own_arn(call, value)
         return ACCOUNT_ID.sub(self._account, ARN.sub(self._with_stem, value))
 
+    def _redrive(self, call: ApiCall, text: str) -> str:
+        """Return a RedrivePolicy, which sends messages to a queue. An ARN in JSON may be written `\\u0061rn:`."""
+        try:
+            found = json.loads(text)
+            target = found["deadLetterTargetArn"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise Refused(call, "RedrivePolicy is JSON with a deadLetterTargetArn") from None
+        return json.dumps({**found, "deadLetterTargetArn": self._own_arn(call, str(target))})
+
     def _filter(self, value: Any) -> Any:
         is_by_name = isinstance(value, dict) and str(value.get("Key", "")).lower() in ("name", "path")
-        if not is_by_name or "Values" not in value or value.get("Option") == "Contains":
+        if not is_by_name or value.get("Option") == "Contains" or not isinstance(value.get("Values"), list):
             return value
         return {**value, "Values": [self.full(str(name)) for name in value["Values"]]}
 

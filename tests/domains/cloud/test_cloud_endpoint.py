@@ -23,6 +23,7 @@ from moto.core.botocore_stubber import MockRawResponse
 
 from ddppo.config.settings import EnvConfig
 from ddppo.domains.cloud import access
+from ddppo.domains.cloud import endpoint as endpoint_module
 from ddppo.domains.cloud.access import Access, Endpoint
 from ddppo.domains.cloud.cli import SERVICES, parse
 from ddppo.domains.cloud.cli_parameters import CommandError
@@ -318,12 +319,61 @@ def test_documents_are_translated_and_words_that_are_no_names_are_not():
         "dynamodb describe-table --table-name arn:aws:dynamodb:us-east-1:999999999999:table/t",
         f"sns set-topic-attributes --topic-arn {TOPIC} --attribute-name KmsMasterKeyId --attribute-value alias/theirs",
         "sqs get-queue-url --queue-name q --queue-owner-aws-account-id 999999999999",
+        *(
+            f"sqs set-queue-attributes --queue-url q --attributes '{json.dumps({'RedrivePolicy': policy})}'"
+            for policy in (
+                '{"deadLetterTargetArn": "arn:aws:sqs:us-east-1:999999999999:q", "maxReceiveCount": 1}',
+                '{"deadLetterTargetArn": "arn:\\u0061ws:sqs:us-east-1:999999999999:q", "maxReceiveCount": 1}',
+                "no JSON",
+            )
+        ),
     ],
 )  # fmt: skip
 def test_a_call_that_reaches_outside_is_refused(line):
     call = parse(f"aws {line}")
     with pytest.raises(CommandError, match="AccessDenied"):
         check(call, is_loopback=True) or THERE.inward(call)
+
+
+@pytest.mark.parametrize("written", ["arn:", r"\u0061rn:", r"\u0061\u0072n:"])
+def test_messages_that_fail_go_to_no_queue_of_others_however_its_name_is_written(written):
+    policy = f'{{"deadLetterTargetArn": "{written}aws:sqs:{HERE}:{FOREIGN}", "maxReceiveCount": 1}}'
+    name, value = "--attribute-name RedrivePolicy", f"--attribute-value '{policy}'"
+    attributes = json.dumps({"RedrivePolicy": policy})
+    for line in (
+        f"sqs set-queue-attributes --queue-url q --attributes '{attributes}'",
+        f"sqs create-queue --queue-name q --attributes '{attributes}'",
+        f"sns set-subscription-attributes --subscription-arn {TOPIC}:1 {name} {value}",
+    ):
+        found = THERE.inward(parse(f"aws {line}"))
+        given = json.loads(found.get("AttributeValue") or found["Attributes"]["RedrivePolicy"])
+        assert given["deadLetterTargetArn"] == ARN_THERE.format("sqs", f"ddppo-w-1-{FOREIGN}")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "iam create-user --cli-input-json '{\"UserName\": 5}'",
+        "ssm get-parameters --cli-input-json '{\"Names\": [5]}'",
+        'dynamodb describe-table --cli-input-json \'{"TableName": {"a": 1}}\'',
+        'ssm describe-parameters --cli-input-json \'{"ParameterFilters": [{"Key": "Name", "Values": 5}]}\'',
+    ],
+)
+def test_names_that_are_no_texts_are_errors_of_the_line(world, line):
+    outcome = world.run(f"aws {line}")
+    assert outcome.status == 252
+    assert outcome.errors
+
+
+def test_owners_of_buckets_and_objects_are_those_of_the_simulated_cloud(world, monkeypatch):
+    monkeypatch.setattr(endpoint_module, "OWNER", {"DisplayName": "stand-in", "ID": "stand-in"})
+    world.reset(1)
+    assert world.run("aws s3 mb s3://b").status == 0
+    assert world.run("aws s3api put-object --bucket b --key k").status == 0
+    for line in ("list-buckets", "list-objects-v2 --bucket b --fetch-owner"):
+        shown = world.run(f"aws s3api {line} --query '[Owner, Contents[].Owner][]' --output json").output
+        assert "stand-in" in shown
+        assert "webfile" not in shown
 
 
 def test_names_of_a_process_that_lives_of_one_that_has_ended_and_of_others():
