@@ -73,7 +73,8 @@ def _why(call: ApiCall) -> tuple[str, str]:
                 return code, f"Invalid value for the parameter {name}."
     if call.service == "secretsmanager" and "SecretId" in params and call.operation.startswith("list"):
         return "ResourceNotFoundException", "Secrets Manager can't find the specified secret."
-    if call.operation == "copy-object" and "/" not in str(params.get("CopySource")).strip("/"):
+    source = params.get("CopySource")
+    if isinstance(source, str) and "/" not in source.strip("/"):
         return code, "Copy Source must mention the source bucket and key: /sourcebucket/sourcekey"
     for name in TOKENS:
         if name in params:

@@ -143,9 +143,10 @@ class CloudWorld:
 
     def _presigned(self, bucket: str, key: str, seconds: int) -> str:
         params = {"Bucket": bucket, "Key": key}
-        address = self._clients["s3api"].generate_presigned_url(
-            "get_object", Params=params, ExpiresIn=seconds
-        )
+        with _as_commands(ApiCall("s3api", "get-object", params)):
+            address = self._clients["s3api"].generate_presigned_url(
+                "get_object", Params=params, ExpiresIn=seconds
+            )
         end = int(datetime.datetime.fromisoformat(MOMENT).timestamp()) + int(seconds)
         # The signature depends on the clock.
         return re.sub(

@@ -49,6 +49,20 @@ def test_a_wrong_value_is_refused_as_by_the_service(world, line, code, said):
     assert outcome.calls == ()
 
 
+@pytest.mark.parametrize("place", ["s3://", "s3://ledger", "ledger", "s3://led@ger/x"])
+def test_an_address_of_what_is_no_object_is_an_error_of_the_line(world, place):
+    outcome = world.run(f"aws s3 presign {place}")
+    assert outcome.status == 252
+    assert "Parameter validation failed" in outcome.output
+
+
+def test_a_copy_with_a_wrong_grant_is_not_said_to_lack_its_source(world):
+    assert world.run("aws s3api put-object --bucket ledger --key may.csv").status == 0
+    outcome = world.run("aws s3 cp s3://ledger/may.csv s3://empty/k --grants read=x")
+    assert outcome.code == "InvalidArgument"
+    assert "One or more parameter values were invalid" in outcome.errors
+
+
 # -- random parameters of every operation ------------------------------------------------------------------------------
 
 TEXTS = [
