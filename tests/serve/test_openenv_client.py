@@ -24,7 +24,7 @@ from ddppo.envs.probing.probe import probe  # noqa: E402
 from ddppo.errors import ConfigError, EnvError  # noqa: E402
 from ddppo.serve.client.connection import EnvServerRefused  # noqa: E402
 from ddppo.serve.client.openenv import headers_of, opener_of  # noqa: E402
-from ddppo.serve.client.openenv_schema import actions_of  # noqa: E402
+from ddppo.serve.client.openenv_schema import BadAction, actions_of  # noqa: E402
 from ddppo.serve.client.sessions import AsyncEnvPool, SyncEnvPool  # noqa: E402
 from ddppo.serve.server import ServeSettings  # noqa: E402
 from ddppo.serve.server import served as served_by_ddppo  # noqa: E402
@@ -150,6 +150,22 @@ def test_a_sole_text_is_text_and_fixed_values_and_choices_settle_other_fields():
     assert called.tools[0]["function"]["parameters"]["required"] == ["code", "file"]
     call = {"name": "act", "arguments": {"code": "1", "file": "a"}}
     assert called.data(json.dumps(call)) == call["arguments"]
+
+
+@pytest.mark.parametrize("field", ["timeout", "admin", "metadata", "none"])
+def test_a_call_of_the_tool_act_cannot_set_fields_that_are_not_the_policys(field):
+    given = schema(["code"], code=WORD, timeout=WHOLE, admin={"type": "boolean"}, level=WHOLE)
+    called = actions(
+        given | {"required": ["code", "level"]}, form="tool", action={"timeout": 30, "admin": False}
+    )
+    right = {"code": "1", "level": 2}
+    assert called.data(json.dumps({"name": "act", "arguments": right})) == {
+        "timeout": 30,
+        "admin": False,
+        **right,
+    }
+    with pytest.raises(BadAction, match=f"act has no argument '{field}': it takes code, level"):
+        called.data(json.dumps({"name": "act", "arguments": {**right, field: 9}}))
 
 
 @pytest.mark.parametrize(

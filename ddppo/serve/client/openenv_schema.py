@@ -215,6 +215,10 @@ class ToolAction:
         # 2. The action of the server.
         if self._is_mcp:
             return {**self._constants, "type": "call_tool", "tool_name": name, "arguments": arguments}
+        # Other fields of the action are not the policy's to set.
+        fields = tools[0]["function"]["parameters"]["properties"]
+        if unknown := [key for key in arguments if key not in fields]:
+            raise BadAction(f"{name} has no argument {unknown[0][:40]!r}: it takes {', '.join(fields)}")
         return {**self._constants, **arguments}
 
 
