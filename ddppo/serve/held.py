@@ -65,6 +65,11 @@ class HeldSlot:
         held._wire = await SlotWire.of(slot.line, limits.max_message_bytes, held._on_frame, held._on_end)
         return held
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether a request has no answer yet; `step_s` bounds the time for it."""
+        return self._num_asking > 0
+
     def send(self, kind: bytes, content: bytes, taker: Taker) -> None:
         self.used_at = time.monotonic()
         self._takers.append(taker)
@@ -253,7 +258,8 @@ class HeldSlots:
 
     def end_idle(self, now: float) -> None:
         for id, held in list(self._held.items()):
-            is_idle = not held.is_shared and now - held.used_at > self._limits.idle_s
+            is_used = held.is_shared or held.is_asked
+            is_idle = not is_used and now - held.used_at > self._limits.idle_s
             self._counts["reaped"] += is_idle
             if is_idle or held.lost is not None:
                 self.end(id)
