@@ -218,9 +218,15 @@ def answered_once(
         of_reset = {key: value for key, value in given.items() if key not in _OF_STEP}
         messages = [{"type": "reset", "data": of_reset}, {"type": "step", "data": given.get("action")}]
     for message in messages:
-        kind, content = answer(JSON, encoded(JSON, message))
+        # Numbers that are not finite are for the world to refuse.
+        kind, content = answer(JSON, json.dumps(message).encode())
         data = json.loads(content)["data"]
         if kind != JSON:
+            if "code" not in data:  # of a tool: an observation that says what is wrong
+                fault = data["observation"]["error"]
+                is_raised = fault["error_type"] == "execution_error"
+                code = "EXECUTION_ERROR" if is_raised else "VALIDATION_ERROR"
+                data = {"message": fault["message"], "code": code}
             failed = FAILED_STEP if data["code"] == "EXECUTION_ERROR" else BAD
             return failed, encoded(JSON, {"detail": data["message"], "code": data["code"]})
     return JSON, encoded(JSON, data)

@@ -68,11 +68,16 @@ def test_a_request_without_a_session_has_a_world_of_its_own_that_is_gone_after_i
         ("/step", {}, 422, "VALIDATION_ERROR"),
         ("/step", {"action": 1}, 422, "VALIDATION_ERROR"),
         ("/step", {"action": {"action": 99}}, 422, "VALIDATION_ERROR"),
+        ("/reset", b'{"seed": NaN}', 422, "VALIDATION_ERROR"),
+        ("/step", {"action": {"type": "call_tool", "tool_name": "act", "arguments": {"action": "x"}}}, 422,
+         "VALIDATION_ERROR"),
+        ("/step", {"action": {"type": "call_tool", "tool_name": "act", "arguments": {"action": RAISE}}, "seed": 1},
+         500, "EXECUTION_ERROR"),
         ("/step", {"action": {"action": RAISE}, "seed": 1}, 500, "EXECUTION_ERROR"),
         ("/step", {"action": {"action": EXIT}, "seed": 1}, 500, "SESSION_ERROR"),
         ("/step", {"action": {"action": HANG}, "seed": 1}, 500, "SESSION_ERROR"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_done_without_a_session_is_said(url, path, content, status, code):
     answer = post(url, path, content)
     assert (answer[0], answer[1]["code"]) == (status, code)
