@@ -41,7 +41,9 @@ def is_own_page(headers: Headers) -> bool:
 def is_address(host: str) -> bool:
     """Return whether a header Host, `name` or `name:port`, is an IP address or localhost."""
     in_brackets = re.fullmatch(r"\[([\da-f:.]+)\](:\d+)?", host)
-    name = in_brackets[1] if in_brackets else host.partition(":")[0]
+    name = in_brackets[1] if in_brackets else re.sub(r":\d+$", "", host)
+    if ":" in name and not in_brackets:
+        return False
     try:
         return name == "localhost" or bool(ipaddress.ip_address(name))
     except ValueError:

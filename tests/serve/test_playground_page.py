@@ -116,6 +116,10 @@ def test_the_page_is_not_shown_under_a_name(open_server):
     status, said = get(url, "/play", {"Host": "evil.example"})
     assert status == 403
     assert "by an IP address or localhost" in said
+    for host in ("localhost:evil.example", "127.0.0.1:80@evil.example", "1.2.3.4:5:6"):
+        assert get(url, "/play", {"Host": host})[0] == 403
+    for host in ("localhost:8000", "[::1]:8000", "10.0.0.1"):
+        assert get(url, "/play", {"Host": host})[0] == 200
 
 
 def test_without_playground_there_is_no_page_and_its_origin_is_refused():
