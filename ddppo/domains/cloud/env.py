@@ -28,6 +28,7 @@ from ddppo.errors import ConfigError, EnvStateError, near
 
 CHARSET = "".join(char for char in string.printable if char not in "\r\x0b\x0c")
 MOST_TYPED, MOST_PRINTED = 2048, 4096
+OPTIONS = ("task", "chaos", "solution")  # of a reset
 HINT = "hint"
 GUIDE = f"Type one aws command a line. `{HINT}` gives one of {MOST_HINTS} hints, and costs."
 
@@ -142,19 +143,24 @@ class CloudEnv(gym.Env):
     ) -> tuple[str, dict[str, Any]]:
         super().reset(seed=seed)
         # The task, and the probability of a fault.
-        name = (options or {}).get("task")
+        options = options or {}
+        if unknown := [key for key in options if key not in OPTIONS]:
+            raise ConfigError(f"options {unknown[0]}{near(str(unknown[0]), OPTIONS)}: {', '.join(OPTIONS)}")
+        name = options.get("task")
         if name is None:
             name = list(self.tasks)[int(self.np_random.integers(len(self.tasks)))]
-        if name not in self.tasks:
+        if not isinstance(name, str) or name not in self.tasks:
             raise ConfigError(
                 f"options task={name!r} is none of this environment's{near(str(name), list(self.tasks))}"
             )
         task = self.tasks[name]
-        chance = (options or {}).get("chaos", CHANCE[task.tier] if self._chaos else 0.0)
+        chance = options.get("chaos", CHANCE[task.tier] if self._chaos else 0.0)
+        if not isinstance(chance, (bool, int, float)) or not 0 <= chance <= 1:
+            raise ConfigError(f"options chaos={chance!r}: the probability of a fault, from 0 to 1")
         observation, info = self._begin(task, int(self.np_random.integers(2**31)), chance)
         info |= self._conversation(task)
         # For a person at the playground, who may ask for it; a policy does not read it.
-        if (options or {}).get("solution"):
+        if options.get("solution"):
             info["solution"] = "\n".join(task.solution)
         return observation, info
 

@@ -68,10 +68,13 @@ def _token(name: str, name_prefix: str) -> str | None:
 
 def _machine() -> str:
     """Return four letters for this machine, and for the space of process numbers within it."""
+    # The name alone is no mark: machines of a cloud may all have the same one.
+    marks = [socket.gethostname()]
     with suppress(OSError):
-        space = os.readlink("/proc/self/ns/pid")
-        return _hashed(f"{socket.gethostname()} {space}")
-    return _hashed(socket.gethostname())
+        marks.append(Path("/etc/machine-id").read_text().strip())
+    with suppress(OSError):
+        marks.append(os.readlink("/proc/self/ns/pid"))
+    return _hashed(" ".join(marks))
 
 
 def _hashed(text: str) -> str:

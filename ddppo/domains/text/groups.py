@@ -146,6 +146,10 @@ class AsyncGroupPool:
         """Begin a group as `group` does; `end_group` has to follow."""
         # 1. Sessions, and only then a task: the curriculum knows more by then.
         self._check_open()
+        if options is not None and (not isinstance(options, Mapping) or "task" in options):
+            raise ConfigError(
+                f"options={options}: a mapping of options of the reset, without the task: give that as task="
+            )
         self._check_task(task)
         sessions = await self._sessions()
         try:

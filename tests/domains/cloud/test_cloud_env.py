@@ -294,3 +294,17 @@ def test_files_are_those_of_the_episode(env):
     assert "does not exist" in env.step("aws s3 cp notes.txt s3://site/")[0]
     env.unwrapped.restore(state)
     assert folder.held() == held
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"task": ["s3_make_bucket"]}, "is none of this environment's"),
+        ({"chaos": "x"}, "options chaos='x': the probability of a fault, from 0 to 1"),
+        ({"chaos": 5}, "options chaos=5"),
+        ({"tasks": "s3_make_bucket"}, r"options tasks \(did you mean task\?\): task, chaos, solution"),
+    ],
+)
+def test_odd_options_of_a_reset_are_a_sentence(env, options, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        env.reset(seed=0, options=options)

@@ -490,6 +490,11 @@ def test_a_task_of_numbers_is_refused_and_keeps_no_session():
     assert WORLD.id
 
 
+def test_a_task_among_the_options_is_refused_for_the_curriculum_would_choose_another(url):
+    with pool(url, 1) as groups, pytest.raises(ConfigError, match="without the task: give that as task="):
+        groups.run_group(None, lambda dialogues: ["go"] * len(dialogues), options={"task": "walk"})
+
+
 def test_an_unknown_task_is_refused_with_the_near_one(url):
     with pool(url, 1) as groups, pytest.raises(ConfigError, match=r"no such task \(did you mean walk\?\)"):
         groups.run_group("wlak", Script())
