@@ -101,6 +101,21 @@ def test_a_run_is_finished_once_no_circuit_became_smaller_for_its_patience_and_s
             assert f"found after {found_at['env_steps']:,.0f} steps" in summary["said"][name]
 
 
+def test_a_run_that_is_resumed_after_its_patience_was_used_up_gets_it_anew_and_an_interrupted_one_does_not(
+    tmp_path,
+):
+    journal, _, _ = noted(tmp_path, patience=900)
+    last = int(max(file.last("env_steps") for file in journal._files))
+    for first, is_finished in ((last + 1300, False), (last + 900, True)):
+        resumed = journal_of(tmp_path, patience=900)
+        resumed.note([], first, 60.0)
+        assert resumed.is_finished() == is_finished
+    resumed = journal_of(tmp_path, patience=900)
+    for more, is_finished in ((0, False), (899, False), (900, True)):
+        resumed.note([], last + 1300 + more, 61.0)
+        assert resumed.is_finished() == is_finished
+
+
 def test_a_picture_is_shown_when_the_best_is_new_and_only_then(tmp_path):
     journal, _, _ = noted(tmp_path)
     pictures = journal.pictures()

@@ -272,6 +272,7 @@ class CircuitJournal:
         self._began_cpu_s = time.process_time()
         self._patience = int(env.kwargs.get("patience") or 0)
         self._env_steps = 0  # of the run at the last iteration
+        self._counted_from = 0  # patience is counted from there, or from the last improvement after it
         self._wall_s: float | None = None  # seconds of the run at the last iteration
         self._drawn = [each.best.found.cost for each in self._files]  # cost of the last picture of each
 
@@ -286,6 +287,9 @@ class CircuitJournal:
                 found = self._found(at, least)
                 file.improve(found, is_start=least.is_start, env_steps=env_steps, wall_s=wall_s)
             file.settle(at_once=False)
+        # A run that was resumed after its patience was used up gets it anew.
+        if self._wall_s is None and 0 < self._patience < env_steps - self._last_improvement():
+            self._counted_from = env_steps
         # 2. Counts of rewrites and ends, over all environments. (Messages of a journal have none.)
         counts = Counts(self._rewriter.num_rules)
         for each in every:
@@ -330,8 +334,11 @@ class CircuitJournal:
 
     def is_finished(self) -> bool:
         """Return whether no circuit has become smaller for `patience` environment steps."""
-        last = max((file.last("env_steps") for file in self._files), default=0)
+        last = max(self._last_improvement(), self._counted_from)
         return 0 < self._patience <= self._env_steps - last
+
+    def _last_improvement(self) -> float:
+        return max((file.last("env_steps") for file in self._files), default=0)
 
     def summary(self) -> dict[str, Any]:
         """Return the best circuits, all of them compared, the totals of the run and the most used rules."""
