@@ -291,7 +291,7 @@ def _search(job: Job, options: OptimiseOptions, best: BestSoFar) -> int:
         with Workers([_walk(job, options, keywords, index) for index in range(number)]) as workers:
             stop.listen()
             long = f"{options.steps:,} steps each" if minutes is None else f"{minutes:g} minutes"
-            how = "by the run's policy" if job.policy else "at random"
+            how = "by the run's policy" if job.policy else "and learn" if options.learn else "at random"
             print(f"{number} workers rewrite {how} for {long}; Ctrl-C ends it early", flush=True)
             return search(workers, best, job.rewriter, job.cost, budget, stop)
 

@@ -87,7 +87,7 @@ def test_a_walk_depends_on_its_seed_alone_and_without_a_step_size_is_one_at_rand
     assert still.rewrites == at_random.rewrites != first.rewrites
 
 
-def test_optimise_learns_and_its_circuit_is_the_same_one(tmp_path):
+def test_optimise_learns_and_its_circuit_is_the_same_one(tmp_path, capsys):
     out, how = tmp_path / "smaller.qasm", tmp_path / "how.json"
     run(
         [
@@ -101,6 +101,7 @@ def test_optimise_learns_and_its_circuit_is_the_same_one(tmp_path):
             "start=given",
         ]
     )
+    assert "2 workers rewrite and learn for 4,000 steps each" in capsys.readouterr().out
     smaller = read(out).circuit
     assert len(smaller) < 40
     assert verify(benchmark("mod5_4"), smaller).is_equal
