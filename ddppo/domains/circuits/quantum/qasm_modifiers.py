@@ -85,7 +85,9 @@ def modifier(tokens: Tokens, word: str) -> Modifier:
         tokens.expect(")", f"after the number of {word}")
         if given != int(given) or abs(given) > MOST_CALLS:
             tokens.fail(
-                f"{word}({given:.6g}): only whole numbers are read; write the gate that it stands for", line
+                f"{word}({given:.6g}): only whole numbers up to {MOST_CALLS:,} are read; write the gate that it "
+                "stands for",
+                line,
             )
         number = int(given)
         if word != "pow" and number < 1:

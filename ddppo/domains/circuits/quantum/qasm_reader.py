@@ -153,7 +153,7 @@ class _Reader:
             self._tokens.fail(f"include needs a file in quotes, {known[0]}, not {token.text}", token.line)
         if token.text not in known:
             self._tokens.fail(
-                f"include {token.text}: only {' and '.join(known)} is known; paste the gate definitions that you need",
+                f"include {token.text}: there is only {' and '.join(known)}; paste the gate definitions that you need",
                 token.line,
             )
         self._known.include()
