@@ -1,6 +1,6 @@
 """Tokens per second that a model of Hugging Face types, with random weights and without a task.
 
-    python experiments/text_generation/tokens_per_s.py [tiny] [100M] [float32|bfloat16]
+    PYTHONPATH=. python experiments/text_generation/tokens_per_s.py [tiny] [100M] [float32|bfloat16]
 
 Each of 8 rows has a prompt of another length, up to 32 tokens fewer than 256 or 1,024. Then it types 32 tokens; after
 16 tokens four rows have ended their turns. Timed is the typing, the median of three times, in seconds of the processor
@@ -20,6 +20,7 @@ from ddppo.config.settings import EnvConfig
 from ddppo.config.variants import settings_of
 from ddppo.domains.text.hf_policy import HuggingFacePolicy
 from ddppo.envs.probing.probe import probe
+from tests.domains.text.chat_models import tokenizer_of
 
 NETS = {
     "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4},
@@ -45,6 +46,7 @@ def policy(net: str, precision: str) -> HuggingFacePolicy:
     )
     with tempfile.TemporaryDirectory() as folder:
         transformers.LlamaForCausalLM(config).save_pretrained(folder)
+        tokenizer_of().save_pretrained(folder)  # of bytes; the model types any of its 16,384 tokens here
         more = {} if precision == "float32" else {"precision": precision}
         spec = probe(EnvConfig(id="tests.domains.text.text_tasks:tests/BytesRepeat-v0"))
         return HuggingFacePolicy(spec, settings_of("model", name="hf", hf_path=folder, **more))
