@@ -98,7 +98,8 @@ def test_a_run_is_finished_once_no_circuit_became_smaller_for_its_patience_and_s
             improvement = json.loads((folder / "best" / f"{name}.json").read_text())["improvements"][-1]
             found_at = {what: improvement[what] for what in ("env_steps", "wall_s")}
             assert summary["circuits"][name]["found_at"] == found_at
-            assert f"found after {found_at['env_steps']:,.0f} steps" in summary["said"][name]
+            cost = summary["circuits"][name]["best"]["cost"]
+            assert f"cost {cost:g}, found after {found_at['env_steps']:,.0f} steps" in summary["said"][name]
 
 
 def test_a_run_that_is_resumed_after_its_patience_was_used_up_gets_it_anew_and_an_interrupted_one_does_not(

@@ -355,7 +355,8 @@ class CircuitJournal:
         return {
             "said": ended
             | {
-                label: f"{compared(file.best.found)}, found after {file.last('env_steps'):,.0f} steps and "
+                label: f"{compared(file.best.found)}, cost {file.best.found.cost:g}, "
+                f"found after {file.last('env_steps'):,.0f} steps and "
                 f"{file.last('wall_s'):.1f} s: {FOLDER}/{label}.qasm; at random, {at_random[label]['cpu_s']:.1f} s of "
                 f"CPU: cost {at_random[label]['cost']:g}"
                 if file.best.found.rewrites
