@@ -90,7 +90,7 @@ LSTM = ("model=lstm", "model.memory_size=16", "model.hidden_sizes=[16]", EAGER)
 GRU = ("model=gru", "model.memory_size=16", "model.hidden_sizes=[16]", EAGER)
 CIRCUIT = (
     "env=circuit", "model=gnn", "env.num_envs=4", "model.graph_width=16", "model.graph_layers=2",
-    "ppo.rollout_steps=16", "ppo.total_steps=640", EAGER,
+    "ppo.rollout_steps=16", "ppo.total_steps=640", "ppo.gamma=0.99", "ppo.entropy_coef=0.02", EAGER,
 )  # fmt: skip
 CAGE2 = (
     "env=cage2",
