@@ -175,11 +175,16 @@ def _conditions(given: Any) -> frozenset[Any] | None:
 
 
 def _never_applies(atom: Atom) -> bool:
-    """Return whether no request fits: only requests of services name a source, and the principal is an account or user.
+    """Return whether no request fits.
 
+    Only requests of services name a source, and the principal is an account or user; or the source has to be equal to
+    texts with a `*`, which no ARN has.
     https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_condition-keys.html#condition-keys-sourcearn
     """
     (name, value), conditions = atom[1], atom[4]
+    for operator, key, texts in conditions:
+        if operator == "stringequals" and key in SOURCES and all("*" in text for text in texts):
+            return True
     is_of_service = name != "Principal" or value is None or value == EVERYONE or value[0] == "Service"
     return not is_of_service and any(
         key in SOURCES and operator in OF_ARNS for operator, key, _ in conditions

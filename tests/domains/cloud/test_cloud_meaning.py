@@ -125,6 +125,13 @@ def test_another_policy_means_something_else(case):
     assert policy(OTHER[case]) != policy(allows())
 
 
+def test_a_source_that_equals_a_pattern_to_the_letter_is_of_no_request():
+    every = "arn:aws:sns:us-east-1:123456789012:*"
+    assert policy(under("StringEquals", "aws:SourceArn", every)) == policy({"Statement": []})
+    for operator, values in (("ArnLike", every), ("StringLike", every), ("StringEquals", [every, TOPIC])):
+        assert policy(under(operator, "aws:SourceArn", values)) != policy({"Statement": []})
+
+
 def test_a_user_whose_request_may_lack_the_source_counts():
     for operator in ("ArnLikeIfExists", "ArnNotLike", "StringNotEquals"):
         given = allows(Principal={"AWS": "123456789012"}, Condition={operator: {"aws:SourceArn": TOPIC}})
