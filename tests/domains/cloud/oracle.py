@@ -180,6 +180,12 @@ def asked(function: Any, field: str, **params: Any) -> Any:
         return None
 
 
+def content(s3: Any, of: dict[str, str]) -> bytes | None:
+    """Return the bytes of an object; None if a policy of its bucket denies that."""
+    body = asked(s3.get_object, "Body", **of)
+    return None if body is None else body.read()
+
+
 def tagged(tags: Any) -> dict[str, str]:
     return {tag["Key"]: tag["Value"] for tag in tags or []}
 
@@ -217,7 +223,7 @@ def observe_s3(s3: Any, names: set[str] | None) -> Seen:
         for stored in asked(s3.list_objects_v2, "Contents", Bucket=name) or []:
             of = {"Bucket": name, "Key": stored["Key"]}
             found["bucket", name][f"object {stored['Key']}"] = (
-                s3.get_object(**of)["Body"].read(),
+                content(s3, of),
                 tagged(asked(s3.get_object_tagging, "TagSet", **of)),
                 granted(asked(s3.get_object_acl, "Grants", **of)),
             )

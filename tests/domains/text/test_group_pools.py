@@ -373,16 +373,16 @@ def test_all_members_step_at_the_same_time(url, tmp_path):
     assert [m.ended_by for m in group.members] == ["terminated"] * 8
 
 
-@pytest.mark.slow  # a figure of time, on a machine that others may use as well
-def test_eight_members_of_six_turns_of_50_ms_take_300_ms_and_not_2400(url):
+def test_eight_members_of_six_turns_of_50_ms_step_at_the_same_time(url):
+    # One after another they take 2.4 s. On a machine of its own a group takes .31 to .33 s; others may use this one.
     found = [math.inf]
     with pool(url, 8) as groups:
-        while min(found) > 0.33 and len(found) < 50:
+        while min(found) > 1.2 and len(found) < 20:
             began = time.perf_counter()
             group = groups.run_group("walk", lambda ds: ["slow end" if len(d) == 11 else "slow" for d in ds])
             found.append(time.perf_counter() - began)
             assert [len(m.turns) for m in group.members] == [6] * 8
-    assert 0.3 <= min(found) <= 0.33, found
+    assert 0.3 <= min(found) <= 1.2, found
 
 
 # -- Connecting and closing.
