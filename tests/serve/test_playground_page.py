@@ -4,8 +4,10 @@ import asyncio
 import base64
 import itertools
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import urllib.error
 import urllib.request
@@ -178,7 +180,7 @@ async def browsing(address, folder):
     ]
     process = subprocess.Popen(
         [BROWSER, *flags, "--remote-debugging-port=0", f"--user-data-dir={folder}", "about:blank"],
-        stderr=subprocess.PIPE, text=True,
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     try:
         line = next(line for line in process.stderr if "DevTools listening on" in line)
@@ -204,7 +206,7 @@ async def browsing(address, folder):
 
             yield evaluate
     finally:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)  # Debian's command is a script, which starts the browser
         process.wait()
         process.stderr.close()
 

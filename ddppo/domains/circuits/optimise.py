@@ -355,7 +355,7 @@ _NUM_ENVS = 16  # environments of a walk by a graph network: the batch of one fo
 
 
 class ByPairs:
-    """Samples rewrites from a `model=pairs`, whose logits are sums of a few weights: a decision takes microseconds.
+    """Samples rewrites from a `model=pairs`. Its logits are sums of a few weights, so a decision takes microseconds.
 
     The choice to change nothing is masked: it ends an episode, and the best circuit is kept anyway.
     """

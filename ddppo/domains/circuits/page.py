@@ -223,7 +223,7 @@ _TEMPLATE = Path(__file__).with_name("compare.html")
 
 
 def _charts(before: int, results: Sequence[ComparedCircuit]) -> list[Chart]:
-    """Return gates against seconds, and against steps: a line for each result whose way there is known."""
+    """Return gates against seconds, and against steps. Results without a record of their improvements have no line."""
     charts = []
     for key, axis in (("wall_s", "seconds"), ("env_steps", "steps of all environments")):
         chart = Chart(f"gates_{key}", f"Least gates against {axis}", Axis(axis, "log10"), Axis("gates"))

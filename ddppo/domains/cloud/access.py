@@ -102,7 +102,7 @@ class Access:
             self.account, self._caller = str(caller["Account"]), str(caller["Arn"])
         except (ClientError, BotoCoreError) as error:
             raise ConfigError(
-                f"backend_cloud=aws: {endpoint.endpoint_url or 'AWS'} does not say whose the credentials are: "
+                f"backend_cloud=aws: {endpoint.endpoint_url or 'AWS'} does not name the account of the credentials: "
                 f"{self.without_secrets(said(error))}"
             ) from None
         finally:
@@ -114,7 +114,7 @@ class Access:
             )
 
     def secrets(self) -> tuple[str, ...]:
-        """Return the texts that nothing may show: keys, and who the caller is."""
+        """Return the texts that nothing may show: keys, and the name of the caller."""
         if self._credentials is None:
             return ()
         now = self._credentials.get_frozen_credentials()

@@ -245,7 +245,7 @@ def _paginates(service: str, operation: str, given: dict[str, Any], paginate: bo
         return False, set()
     tokens = how["input_token"] if isinstance(how["input_token"], list) else [how["input_token"]]
     own = [f"--{xform_name(name, '-')}" for name in (*tokens, how.get("limit_key")) if name]
-    # Someone who types the service's own options of pages follows them alone.
+    # With the service's own options of pages, the answer is one page.
     paginate = paginate and not any(
         given.get(option) is not None for option in own if option != "--max-items"
     )

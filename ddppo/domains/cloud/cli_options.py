@@ -163,7 +163,7 @@ REST = (
 
 
 class _Filter(argparse.Action):
-    """--exclude and --include, whose order counts."""
+    """Keeps the order of --exclude and --include, because the last match counts."""
 
     def __call__(self, parser: Any, namespace: Namespace, values: Any, option: str | None = None) -> None:
         before = getattr(namespace, self.dest) or ()

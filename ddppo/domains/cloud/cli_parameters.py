@@ -233,7 +233,7 @@ SCALARS = ("string", "integer", "long", "float", "double", "boolean", "blob", "t
 NUMBERS = {"integer": int, "long": int, "float": float, "double": float}
 # Option names that the AWS CLI changes.
 RENAMED = {("sns", "subscribe", "Endpoint"): "--notification-endpoint"}
-# Options whose value is never loaded from a file or an address.
+# The values of these options are never loaded from a file or an address.
 AS_TYPED = ("--queue-url", "--website-redirect-location", "--website-redirect", "--notification-endpoint")
 FILES = ("file://", "fileb://")
 ADDRESSES = ("http://", "https://")

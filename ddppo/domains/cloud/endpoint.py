@@ -1,6 +1,6 @@
 """A world at a real endpoint: `EndpointWorld`, the same as `CloudWorld` for tasks, goals and graders.
 
-Many worlds share one account. Each keeps to resources whose names begin with its own prefix (prefixed_names.py), and
+Many worlds share one account. The names of all resources of a world begin with its prefix (prefixed_names.py). It
 deletes them when an episode ends, when it is closed, and, if its process was killed, when the next world starts
 (leftovers.py).
 """

@@ -28,7 +28,7 @@ from ddppo.package import install_command
 Owns = Callable[[str], bool]  # whether a name, an ARN or a URL is to go
 Clients = dict[str, Any]
 
-# -- whose a name is ---------------------------------------------------------------------------------------------------
+# -- the world of a name ----------------------------------------------------------------------------------------------
 
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _WIDTHS = (4, 5, 8)  # of the machine, the process and its start in a token, in base 36

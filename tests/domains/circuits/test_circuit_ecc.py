@@ -89,7 +89,7 @@ def test_pairs_with_the_shortest_circuit_become_rules_in_both_directions(tmp_pat
     assert said.startswith(
         f"note: {tmp_path}/ecc.json: 9 classes of 21 circuits, 13 rules; left out: 2 circuits (gate ccz)"
     )
-    assert "4 rules whose source has no gate, gates that are not connected, sums of angles" in said
+    assert "4 rules with a source of no gate, gates that are not connected, sums of angles" in said
 
 
 def test_older_files_compute_parameters_among_the_gates(tmp_path):

@@ -209,7 +209,9 @@ def test_addresses_of_this_machine_are_told_from_others():
 
 def test_an_endpoint_that_does_not_answer_or_has_another_account_is_one_sentence(url, keys, monkeypatch):
     monkeypatch.setitem(access.PATIENCE, "retries", {"total_max_attempts": 1})
-    with pytest.raises(ConfigError, match=r"does not say whose the credentials are: EndpointConnectionError"):
+    with pytest.raises(
+        ConfigError, match=r"does not name the account of the credentials: EndpointConnectionError"
+    ):
         Access(Endpoint(f"http://127.0.0.1:{free_port()}", allow_real_cloud=True))
     with pytest.raises(ConfigError, match="belong to another account, which ends in 9012"):
         Access(Endpoint(url, allow_real_cloud=True, account_id=999))

@@ -1,7 +1,7 @@
 """Coupling maps: pairs of qubits that may have a cx.
 
 Rewriting keeps a circuit within the map by rules that keep pairs: each cx of the target is on two wires that a cx of
-the source is on. So no rewrite adds a pair of qubits, whatever the map is. A rule that joins two other qubits is left
+the source is on. So no rewrite adds a pair of qubits, under any map. A rule that joins two other qubits is left
 out even where the map has that pair. On a map without triangles, such as a line or a grid, that costs nothing for rules
 of three wires: two pairs of the source share a qubit, and the third pair would close a triangle.
 """

@@ -319,7 +319,7 @@ class _Reading:
             yield f"{number} circuits ({reason})"
         if self.no_source:
             why = "no gate, gates that are not connected, sums of angles, or fewer wires than its target"
-            yield f"{self.no_source} rules whose source has {why}"
+            yield f"{self.no_source} rules with a source of {why}"
 
 
 def read(path: Path) -> RuleFile:

@@ -27,8 +27,8 @@ CONTROLLED = {
     "cy": "c_cy", "ch": "c_ch", "csx": "c_csx", "crx": "c_crx", "cry": "c_cry", "crz": "c_crz",
     "U": "c_U", "u2": "c_u2", "u3": "c_u3",
 }  # fmt: skip
-# U(t, f, l) of OpenQASM 3 is e^{i t/2} times the matrix of OpenQASM 2, whose first element is real; u2 and u3 have
-# determinant 1.
+# U(t, f, l) of OpenQASM 3 is e^{i t/2} times the matrix of OpenQASM 2. The first element of the latter is real. u2 and
+# u3 have determinant 1.
 CONTROLLED_TEXT = """
 gate c_id a,b { }
 gate c_sxdg a,b { h b; cp(-pi/2) a,b; h b; }

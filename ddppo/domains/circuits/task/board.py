@@ -307,7 +307,7 @@ def starts(
 ) -> tuple[Start, ...]:
     """Return the circuits for a benchmark's name, a QASM path, or a list of these.
 
-    how: one of STARTS. With "merge", a circuit whose rotations merge at no higher cost starts with them merged.
+    how: one of STARTS. With "merge", rotations are merged at the start, unless that raises the cost.
 
     Raises ConfigError, also for a circuit with a cx outside the coupling map.
     """
