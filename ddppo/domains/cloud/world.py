@@ -104,6 +104,7 @@ class CloudWorld:
         # A request that moto does not answer must not leave this machine.
         for client in self._clients.values():
             client.meta.events.register_last("before-send", _no_network)
+        self._clients["ssm"].meta.events.register_last("after-call.ssm.GetParameters", in_order_of_names)
 
     @classmethod
     def take(cls) -> "CloudWorld":
@@ -338,6 +339,11 @@ def _as_commands(call: ApiCall) -> Iterator[None]:
 def _parsed(line: str) -> ApiCall | S3Command:
     """Return the command of a goal, which names no files."""
     return parse(line)
+
+
+def in_order_of_names(parsed: dict[str, Any], **_: Any) -> None:
+    """Sort the parameters of an answer. moto keeps them in a set of strings, whose order differs between processes."""
+    parsed.get("Parameters", []).sort(key=lambda parameter: parameter["Name"])
 
 
 def _no_network(request: Any, **_: Any) -> AWSResponse:

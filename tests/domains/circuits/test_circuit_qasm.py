@@ -210,7 +210,7 @@ BAD = {
     "reset q[0];": "line 4: reset is no unitary gate",
     "opaque g a;": "line 4: an opaque gate has no content",
     "OPENQASM 2.0;": "line 4: the version stands once",
-    'include "other.inc";': 'line 4: include "other.inc": only "qelib1.inc" is known',
+    'include "other.inc";': 'line 4: include "other.inc": there is only "qelib1.inc"; paste the gate definitions',
     "include qelib1;": "line 4: include needs a file in quotes",
     'include "qelib1.inc;': 'line 4: " is a text in quotes that does not end on its line',
     "qreg q[2];": "line 4: q is declared twice",

@@ -23,7 +23,7 @@ from typing import Any
 import boto3  # noqa: F401 (first, and moto: awscli would put a botocore of its own in place of the true one)
 from moto.moto_api._internal import mock_random
 
-from ddppo.domains.cloud.world import MOMENT, TIMES, CloudWorld
+from ddppo.domains.cloud.world import MOMENT, TIMES, CloudWorld, in_order_of_names
 from tests.support import PATIENCE_S
 
 BUILT = Path(__file__).parents[3] / "build" / "awscli"
@@ -139,6 +139,9 @@ class TrueCLI:
         from awscli.customizations import overridesslcommonname
 
         overridesslcommonname.SSL_COMMON_NAMES.pop("sqs", None)
+        # moto's answers, in the order of a CloudWorld.
+        emitter = self._driver.session.get_component("event_emitter")
+        emitter.register_last("after-call.ssm.GetParameters", in_order_of_names)
 
     def operations(self, service: str) -> list[str]:
         table = self._driver._get_command_table()[service]
