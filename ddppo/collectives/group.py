@@ -70,6 +70,7 @@ class Group:
     members: tuple[int, ...] = (0,)  # for each place, the rank in the run
     clocks_shared: bool = True  # whether the timestamps of all ranks come from one clock
     process_group: Any = None  # torch.distributed's group of these ranks, if it is not the default one
+    sums_in_pairs: bool = True  # whether `sum_` adds ranks by the tree of `sum_in_pairs`
 
     def __init__(self) -> None:
         # What `ddppo.records.timing` reads and clears after every iteration.
@@ -255,12 +256,15 @@ def sum_in_pairs(rows: torch.Tensor) -> torch.Tensor:
 class OrderedSum:
     """Adds vectors `[n]` of V shards by the tree of `sum_in_pairs`.
 
-    A rank adds the pairs that lie within its own shards, ranks gather the rest, and each finishes the tree. If V / W is
-    a power of two, each rank sends one vector.
+    A rank adds the pairs that lie within its own shards. If V / W is a power of two, one vector of each rank is left,
+    and the ranks' sum is the collective of dist.reduction=fast wherever that adds in pairs. Otherwise ranks gather what
+    is left, and each finishes the tree.
     """
 
     def __init__(self, group: Group, num_shards: int, like: torch.Tensor) -> None:
         self.rows = like.new_zeros(num_shards, *like.shape)  # `[V / W, n]`: the vectors of this rank's shards
+        # Whether this rank's shards are a whole part of the tree.
+        self.is_one_per_rank = group.world_size == 1 or num_shards & (num_shards - 1) == 0
         self._group = group
         self._next = 0
 
@@ -270,17 +274,22 @@ class OrderedSum:
         self._next += 1
         if self._next == len(self.rows):
             self._next = 0
-            self.finish_(vector)
+            if self.is_one_per_rank:
+                vector.copy_(sum_in_pairs(self.rows))
+            self.sum_ranks_(vector)
         return vector
 
-    def finish_(self, out: torch.Tensor) -> None:
-        """Write the sum of all ranks' rows to `out`."""
-        rows = self.rows
+    def sum_ranks_(self, vector: torch.Tensor) -> None:
+        """Replace `vector` by the sum of all ranks' shards. It holds this rank's sum, if that is one vector."""
+        if self.is_one_per_rank and self._group.sums_in_pairs:
+            self._group.sum_(vector)
+            return
+        rows = vector.unsqueeze(0) if self.is_one_per_rank else self.rows
         # Add here as long as this rank's rows form whole pairs of the tree; with an odd number the last row's partner
         # is on the next rank.
         while len(rows) % 2 == 0:
             rows = _pairs(rows)
-        out.copy_(sum_in_pairs(self._group.gather(rows).flatten(0, 1)))
+        vector.copy_(sum_in_pairs(self._group.gather(rows).flatten(0, 1)))
 
 
 def _pairs(rows: torch.Tensor) -> torch.Tensor:

@@ -127,6 +127,8 @@ class Watch:
 class Peers(Group):
     """A rank in a group of several: all ranks of the run, or a subgroup of them."""
 
+    sums_in_pairs = False
+
     def __init__(self, watch: Watch) -> None:
         super().__init__()
         self.rank, self.world_size = watch.members.index(watch.rank), len(watch.members)

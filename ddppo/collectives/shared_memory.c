@@ -6,8 +6,9 @@
  * k + 1 has left operation k, so a rank that already writes for k + 2 overwrites nothing that is still read.
  *
  * A sum is divided into pieces, and any running rank takes the next piece until none is left (`take_pieces`). If ranks
- * share cores, the last rank to arrive may add all of them, and no rank waits for one that has no core. Every element
- * is ((r0 + r1) + r2) + ..., so the bits depend neither on the rank that adds nor on the order of arrival.
+ * share cores, the last rank to arrive may add all of them, and no rank waits for one that has no core. Ranks are
+ * added in pairs, r0 + r1, r2 + r3, ..., then these sums in pairs, and so on, so the bits depend neither on the rank
+ * that adds nor on the order of arrival. dist.reduction=ordered needs this very tree (group.py:sum_in_pairs).
  *
  * A waiting rank spins, then yields its core, then sleeps on a futex (`wait_for_all`). After nap_ns it returns WAITING
  * to Python, which handles signals, looks for ended processes, and calls resume() again.
@@ -55,13 +56,13 @@ struct context { /* of one rank; _Context of shared_memory.py has the same field
 };
 
 uint64_t segment_bytes(uint64_t world_size, uint64_t slot_bytes) {
-    return sizeof(struct segment) + world_size * sizeof(struct rank_line) + 2 * (world_size + 1) * slot_bytes;
+    return sizeof(struct segment) + world_size * sizeof(struct rank_line) + 2 * world_size * slot_bytes;
 }
 
-static char *slot(const struct context *c, uint64_t rank) { /* slot W holds the sum */
+static char *slot(const struct context *c, uint64_t rank) { /* slot 0 becomes the sum */
     char *slots = (char *)&c->segment->ranks[c->world_size];
     uint64_t side = c->operation % 2;
-    return slots + (side * (c->world_size + 1) + rank) * c->slot_bytes;
+    return slots + (side * c->world_size + rank) * c->slot_bytes;
 }
 
 static uint64_t operation_bytes(const struct context *c) {
@@ -119,9 +120,9 @@ static void take_pieces(const struct context *c) {
     uint64_t num_bytes = operation_bytes(c), num_pieces = (num_bytes + PIECE - 1) / PIECE;
     for (uint64_t piece; (piece = atomic_fetch_add(&s->taken, 1)) < num_pieces;) {
         uint64_t first = piece * PIECE, size = num_bytes - first < PIECE ? num_bytes - first : PIECE;
-        char *sum = slot(c, c->world_size) + first;
-        memcpy(sum, slot(c, 0) + first, size);
-        for (uint64_t rank = 1; rank < c->world_size; rank++) add(c->type, sum, slot(c, rank) + first, size);
+        for (uint64_t step = 1; step < c->world_size; step *= 2)
+            for (uint64_t rank = 0; rank + step < c->world_size; rank += 2 * step)
+                add(c->type, slot(c, rank) + first, slot(c, rank + step) + first, size);
         if (atomic_fetch_add(&s->added, 1) + 1 == num_pieces) open_(s, c->operation);
     }
 }
@@ -183,7 +184,7 @@ static void copy_out(const struct context *c) {
         for (uint64_t rank = 0; rank < c->world_size; rank++)
             memcpy(c->out + rank * c->num_bytes + c->offset, slot(c, rank), num_bytes);
     else if (c->what == SUM)
-        memcpy(c->out + c->offset, slot(c, c->world_size), num_bytes);
+        memcpy(c->out + c->offset, slot(c, 0), num_bytes);
     else if (c->what == BROADCAST && c->rank != 0)
         memcpy(c->out + c->offset, slot(c, 0), num_bytes);
 }

@@ -21,7 +21,7 @@ from ddppo.errors import CollectiveError
 from ddppo.native.compiling import SHARED_MEMORY
 from ddppo.processes.machine import unnamed_file
 
-# Bytes that a rank sends at once; longer tensors take several turns. The segment is 2 (W + 1) slots: 4.7 MB at W = 8.
+# Bytes that a rank sends at once; longer tensors take several turns. The segment is 2 W slots: 4.2 MB at W = 8.
 _SLOT_BYTES = 256 * 1024
 _SUM, _GATHER, _BROADCAST, _BARRIER = range(4)
 _ADDABLE = {torch.float32: 0, torch.float64: 1, torch.int32: 2, torch.int64: 3}
@@ -124,6 +124,7 @@ class SharedMemoryGroup(Peers):
     """A rank among those that map one segment: all ranks of a run, the ranks of one machine, or a subgroup."""
 
     name = "shm"
+    sums_in_pairs = True
 
     def __init__(
         self,

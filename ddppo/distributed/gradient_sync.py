@@ -20,7 +20,8 @@ W = 1 makes none; tests/distributed/test_collectives_of_an_iteration.py checks t
     dist.check_every iterations a hash of the parameters                          records/reporting.py
  8. gather of finished episodes, if any rank has one                              records/reporting.py
 
-dist.reduction=ordered replaces each sum of 5 by a gather, and gathers the loss statistics after the last epoch. Tasks
+dist.reduction=ordered replaces each sum of 5 by a gather where the group does not add ranks in pairs, or V / W is no
+power of two, and gathers the loss statistics after the last epoch. Tasks
 add gathers between 6 and 7: one of episode results, if environments report them, and the messages of environments that
 publish; so do metrics of log.metrics. ppo=grpo gathers the statistics of its groups between 2 and 3. Evaluations and
 checkpoints come after 8.

@@ -80,6 +80,16 @@ def by_shard(order: np.ndarray, bounds: list[int], shape: BatchShape) -> EpochPl
     depend on W.
     """
     shards, envs = shape.local_num_shards, shape.local_num_envs
+    if shards == 1:
+        return EpochPlan(order, bounds)
+    if (native := loaded()) is not None and shape.batch_size < 2**32:
+        sorted_, offsets = np.empty_like(order), np.empty((len(bounds) - 1) * shards + 1, np.int64)
+        cuts = (ctypes.c_int64 * len(bounds))(*bounds)
+        native.stream_by_shard(
+            order.ctypes, *map(ctypes.c_int64, (envs, shards)), cuts, ctypes.c_int64(len(bounds) - 1),
+            sorted_.ctypes, offsets.ctypes,
+        )  # fmt: skip
+        return EpochPlan(sorted_, offsets.tolist())
     num_parts = (len(bounds) - 1) * shards
     parts = np.repeat(np.arange(0, num_parts, shards), np.diff(bounds)) + order % envs // (envs // shards)
     small = parts.astype(np.min_scalar_type(num_parts))  # NumPy sorts integers of up to 16 bits by radix

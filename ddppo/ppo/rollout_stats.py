@@ -98,7 +98,7 @@ def reduce_rollout_stats(
     if config.normalize_advantages == "global":
         estimates = _normalized(estimates, merged)
     elif config.normalize_advantages == "local":  # this rank's own moments: results depend on W
-        estimates = _normalized(estimates, own)
+        estimates = _normalized(estimates, own.reshape(3, 3))
     return estimates, stats, plan
 
 

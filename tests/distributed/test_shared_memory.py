@@ -12,6 +12,7 @@ import torch
 from forked_ranks import forked_ranks
 
 from ddppo.collectives import meeting, shared_memory
+from ddppo.collectives.group import sum_in_pairs
 from ddppo.errors import CollectiveError, TrainingError
 from tests.support import wait_until
 
@@ -29,11 +30,8 @@ def values(rank, size, dtype, step=0):
 
 
 def in_order(world_size, size, dtype, step=0):
-    """numpy's ((r0 + r1) + r2) + ..."""
-    total = values(0, size, dtype, step).numpy().copy()
-    for rank in range(1, world_size):
-        total += values(rank, size, dtype, step).numpy()
-    return total
+    """The tree of dist.reduction=ordered."""
+    return sum_in_pairs(torch.stack([values(rank, size, dtype, step) for rank in range(world_size)])).numpy()
 
 
 def check_all(group):

@@ -31,14 +31,15 @@ void* network_create(const int64_t* description, void* parameters, void* gradien
 void network_free(void* network);
 void network_refresh(void* network);
 void network_values(void* network, const void* obs, int64_t n, void* values);
-void network_gradient(void*, const Columns*, const int64_t* order, int64_t n, double count, const Optimizer*);
+void network_gradient(
+    void*, const Columns*, const int64_t* order, const int64_t* bounds, double count, const Optimizer*);
 int network_epoch(
     void*, const Columns*, const int64_t* order, const int64_t* bounds, const double* counts, int64_t num_minibatches,
     double learning_rate, const Optimizer*, const void* sum);
 void rollout_act(const ActingBuffers* buffers, int64_t t);
 void lstm_forward_float(int64_t steps, int64_t envs, int64_t units, const void* of);
 void returns_float(
-    int64_t steps, int64_t envs, const float* rewards, const float* values, const float* next_values,
+    int64_t steps, int64_t envs, int64_t num_shards, const float* rewards, const float* values, const float* next_values,
     const uint8_t* terminated, const uint8_t* truncated, const uint8_t* valid, double gamma, double decay,
     float* advantages, float* returns, double* moments);
 }
@@ -167,7 +168,8 @@ void networks(const Task& task, const std::string& type) {
     double norms = 0, loss = 0;
     std::vector<double> sums(kNumStatistics);
     const Optimizer optimizer{nullptr, nullptr, nullptr, &norms, sums.data(), &loss, &coefficients};
-    network_gradient(network.handle, &columns, order.data(), kPart, kPart, &optimizer);
+    const int64_t all[] = {0, kPart};
+    network_gradient(network.handle, &columns, order.data(), all, kPart, &optimizer);
     sums.push_back(loss);
     say(what + "-gradient", std::to_string(place), hash(network.gradient));
     say(what + "-statistics", std::to_string(place), hash(sums));
@@ -226,7 +228,7 @@ void advantages() {
         for (long i = 0; i < size; i++) r.push_back(rewards[t * kEnvs + e + i]), v.push_back(values[t * kEnvs + e + i]);
       double moments[9];
       returns_float(
-          kSteps, size, r.data(), v.data(), v.data(), no.data(), no.data(), yes.data(), 0.99, 0.9405, adv.data(),
+          kSteps, size, 1, r.data(), v.data(), v.data(), no.data(), no.data(), yes.data(), 0.99, 0.9405, adv.data(),
           ret.data(), moments);
       for (long t = 0; t < kSteps; t++) std::copy_n(&adv[t * size], size, &all[t * kEnvs + e]);
     }

@@ -1,5 +1,6 @@
 """Sums and minibatches of shards follow from how many there are, not from which rank holds them."""
 
+import contextlib
 import itertools
 
 import numpy as np
@@ -13,15 +14,24 @@ from ddppo.ppo.minibatches import by_shard, local_minibatches
 from ddppo.scaling import BatchShape
 
 
+class NotAllThere(Exception):
+    """Other ranks have still to gather."""
+
+
 class Remembering(Group):
     """A rank of a group that gathers what its ranks gave one after another, and knows it once all have."""
 
-    def __init__(self, given):
+    sums_in_pairs = False
+
+    def __init__(self, given, world_size):
         super().__init__()
+        self.world_size = world_size
         self._given = given
 
     def gather(self, values):
-        self._given.append(values)
+        self._given.append(values.clone())
+        if len(self._given) < self.world_size:
+            raise NotAllThere
         return torch.stack(self._given)
 
 
@@ -29,18 +39,11 @@ def summed(vectors, world_size):
     """Return the sum of shards' vectors `[V, n]` as the last of W ranks finds it, and how many vectors travelled."""
     given, out = [], None
     for of_rank in vectors.chunk(world_size):
-        ordered = OrderedSum(Remembering(given), len(of_rank), vectors[0])
-        ordered.finish_ = ordered.finish_ if len(given) == world_size - 1 else lambda _, o=ordered: give(o)
-        for vector in of_rank:
-            out = ordered.sum_(vector.clone())
+        ordered = OrderedSum(Remembering(given, world_size), len(of_rank), vectors[0])
+        with contextlib.suppress(NotAllThere):
+            for vector in of_rank:
+                out = ordered.sum_(vector.clone())
     return out, sum(map(len, given))
-
-
-def give(ordered):
-    rows = ordered.rows
-    while len(rows) % 2 == 0:
-        rows = rows[0::2] + rows[1::2]
-    ordered._group.gather(rows)
 
 
 @pytest.mark.parametrize("num_shards", [1, 2, 3, 6, 7, 8, 12])

@@ -1,17 +1,21 @@
 """What is special of the step and network in C++; that it does what the eager step does is in test_compiled_step.py."""
 
+import ctypes
+import itertools
+
+import numpy as np
 import pytest
 import torch
 
 from ddppo import native
-from ddppo.collectives.group import Group
+from ddppo.collectives.group import Group, sum_in_pairs
 from ddppo.config.algorithm_settings import PPOSettings
 from ddppo.config.variants import settings_of
 from ddppo.distributed.gradient_sync import FlatParameters
 from ddppo.models.build import build_model
 from ddppo.ppo.advantages import Estimates, gae
 from ddppo.ppo.cpp.learner import CppStep, returns_and_moments
-from ddppo.ppo.cpp.network import CppNetwork, why_not_native
+from ddppo.ppo.cpp.network import CppNetwork, library, why_not_native
 from ddppo.ppo.gradient_check import example, worst_error
 from ddppo.ppo.minibatches import SampleBatch
 from ddppo.ppo.normalization import moments
@@ -97,6 +101,38 @@ def test_values_saturate_and_extreme_logits_give_no_nan():
     assert step.gradient(minibatch).isfinite().all()
 
 
+@pytest.mark.parametrize("shared_trunk", [False, True])
+@pytest.mark.parametrize("action", [DISCRETE, BOX], ids=lambda action: action.kind)
+def test_the_gradient_of_a_shard_is_the_same_bits_beside_any_others(action, shared_trunk):
+    spec, sizes = EnvSpec(ArraySpec((17,)), action), (70, 0, 130, 5)
+    model, network, _ = network_of(
+        spec, settings_of("model", hidden_sizes=[64, 33], shared_trunk=shared_trunk)
+    )
+    samples = example(spec, model, sum(sizes), torch.Generator().manual_seed(0))
+    ends = np.cumsum((0, *sizes)).tolist()
+
+    def gradients(of, *, adds=False):
+        """Return the gradients `[n, P]` of n shards, each with a range of the samples, and what CppStep returns."""
+        group = Group()
+        step = CppStep(
+            network, PPOSettings(), torch.optim.Adam([network.parameters]), group, num_shards=len(of)
+        )
+        network.use_shards(step._ordered.rows, adds=adds)
+        columns, addresses = step._columns({k: v[of[0][0] : of[-1][1]] for k, v in samples.items()})
+        bounds = (ctypes.c_int64 * (len(of) + 1))(*[a - of[0][0] for a, _ in of], of[-1][1] - of[0][0])
+        library().network_gradient(network.handle, addresses, None, bounds, 100.0, step._addresses)
+        return step._ordered.rows.clone(), network.gradient.clone(), step.sums.clone(), columns
+
+    parts = list(itertools.pairwise(ends))
+    together, _, sums, _ = gradients(parts)
+    for s, part in enumerate(parts):
+        alone, _, own, _ = gradients([part])
+        assert torch.equal(together[s], alone[0])
+        assert torch.equal(sums[s], own[0])
+    _, added, _, _ = gradients(parts, adds=True)
+    assert torch.equal(added, sum_in_pairs(together))
+
+
 def test_a_fault_in_the_sum_over_ranks_ends_the_epoch_and_is_raised(monkeypatch):
     spec = EnvSpec(ArraySpec((4,)), DISCRETE)
     learner, model = made(spec, PPOSettings(num_minibatches=3), kind="eager", monkeypatch=monkeypatch)
@@ -165,4 +201,4 @@ def test_returns_and_their_moments_are_those_of_the_formulas(dtype):
     torch.testing.assert_close(advantages, expected, rtol=tolerance, atol=tolerance)
     columns = [x[valid] for x in (expected, expected + values, expected + values - values)]
     torch.testing.assert_close(returns, expected + values, rtol=tolerance, atol=tolerance)
-    torch.testing.assert_close(found, moments(torch.stack(columns, -1)), rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(found[0], moments(torch.stack(columns, -1)), rtol=tolerance, atol=tolerance)

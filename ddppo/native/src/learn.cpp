@@ -18,7 +18,7 @@ struct Optimizer {
   float* step;          // number of steps
   void *mean, *square;  // first and second moment [num_parameters]
   double* norms;        // sum of the gradients' norms before clipping; not finite from the first bad gradient on
-  double* sums;         // [S, kNumStatistics] over samples, a row for each shard
+  double* sums;         // [S, kNumStatistics] over samples, a row for each of this rank's S shards
   double* loss;         // this rank's loss of the last minibatch with a finite sum of norms before it
   const Coefficients* coefficients;
 };
@@ -34,10 +34,6 @@ struct Sum {
   uint64_t num_bytes;
   int (*go_on)(int status);
   double* stamps;  // out: [num_minibatches, 2] begin and end of each sum, in seconds of the monotonic clock
-  // With dist.reduction=ordered: the gradients of this rank's shards [num_shards, num_parameters], which go_on adds in
-  // order. Otherwise null.
-  int64_t num_shards;
-  void* shards;
 };
 
 double now() {
@@ -62,8 +58,10 @@ class Engine {
   virtual void refresh() = 0;
   virtual void policy_rows(const void* obs, long n, void* params) = 0;
   virtual void value_rows(const void* obs, long n, void* values) = 0;
+  virtual void use_shards(void* rows, long num_shards, bool adds) = 0;
   virtual void gradient(
-      const Columns& columns, const int64_t* order, long n, double count, const Optimizer& optimizer) = 0;
+      const Columns& columns, const int64_t* order, const int64_t* bounds, double count, const Optimizer& optimizer) = 0;
+  long num_shards = 1;
   virtual void optimize(double learning_rate, const Optimizer& optimizer) = 0;
 };
 
@@ -73,8 +71,8 @@ class TypedEngine final : public Engine {
   TypedEngine(
       const Shape& shape, const Actions& actions, const std::vector<long>& offsets, Real* parameters, Real* gradient,
       long num_parameters)
-      : actions_(actions), network_(shape, offsets, parameters, gradient), parameters_(parameters), gradient_(gradient),
-        num_parameters_(num_parameters) {}
+      : actions_(actions), network_(shape, offsets, parameters), parameters_(parameters), gradient_(gradient),
+        num_parameters_(num_parameters), gradients_{gradient, 1, num_parameters} {}
 
   void refresh() override { network_.refresh(); }
 
@@ -86,27 +84,38 @@ class TypedEngine final : public Engine {
     network_.value_rows(static_cast<const Real*>(obs), n, static_cast<Real*>(values));
   }
 
+  void use_shards(void* rows, long n, bool adds) override {
+    num_shards = n;
+    gradients_ = {static_cast<Real*>(rows), n, num_parameters_};
+    adds_ = adds;
+    network_.make_sums(n);
+  }
+
+  // The gradient of this rank's part of a minibatch: the rows [bounds[0], bounds[1]), or with S shards those up to
+  // bounds[S], of which shard s has [bounds[s], bounds[s + 1]).
   void gradient(
-      const Columns& c, const int64_t* order, long n, double count, const Optimizer& optimizer) override {
+      const Columns& c, const int64_t* order, const int64_t* bounds, double count,
+      const Optimizer& optimizer) override {
     const Batch<Real> batch{
         static_cast<const Real*>(c.obs), c.actions, static_cast<const Real*>(c.logprobs),
         static_cast<const Real*>(c.values), static_cast<const Real*>(c.advantages),
         static_cast<const Real*>(c.returns), static_cast<const Real*>(c.weights),
         static_cast<const uint8_t*>(c.mask), order};
-    PPOLoss<Real> loss(actions_, batch, *optimizer.coefficients, count, network_.log_std());
+    PPOLoss<Real> of_rows(actions_, batch, *optimizer.coefficients, count, network_.log_std());
+    double loss = 0;
     network_.refresh();
     network_.accumulate(
-        batch.obs, order, n,
-        [&](long first, long rows, const Real* params, const Real* values, Real* dparams, Real* dvalues, Real* dlog_std) {
-          loss.block(
-              first, rows, params, network_.params_width(), values, network_.values_width(), dparams, dvalues, dlog_std);
+        batch.obs, order, bounds, gradients_,
+        [&](long shard, long first, long rows, const Real* params, const Real* values, Real* dparams, Real* dvalues,
+            Real* dlog_std) {
+          loss += of_rows.block(
+              first, rows, params, network_.params_width(), values, network_.values_width(), dparams, dvalues, dlog_std,
+              optimizer.sums + shard * kNumStatistics);
         });
-    network_.write_gradient();
-    for (int s = 0; s < kNumStatistics; s++) optimizer.sums[s] += loss.sums[s];
-    if (std::isfinite(*optimizer.norms)) *optimizer.loss = loss.loss;
+    if (std::isfinite(*optimizer.norms)) *optimizer.loss = loss;
     // One rank's NaN makes the sum over ranks NaN on all ranks, so none moves its parameters from this minibatch on.
-    if (!std::isfinite(loss.loss))
-      std::fill_n(gradient_, num_parameters_, std::numeric_limits<Real>::quiet_NaN());
+    if (!std::isfinite(loss)) std::fill_n(gradients_.data, num_parameters_, std::numeric_limits<Real>::quiet_NaN());
+    if (adds_) add_shards();
   }
 
   // Clip the gradient by its norm, and move the parameters by Adam (Kingma and Ba 2015, arXiv:1412.6980, algorithm 1).
@@ -149,26 +158,29 @@ class TypedEngine final : public Engine {
     return std::sqrt(sum);
   }
 
+  // Add the gradients of shards in pairs, 0 + 1, 2 + 3, ..., then these sums in pairs, and so on, as
+  // collectives/group.py:sum_in_pairs does. kPart numbers at a time, which stay in the cache.
+  void add_shards() {
+    constexpr long kPart = 1024;
+    for (long first = 0; first < num_parameters_; first += kPart) {
+      const long n = std::min(kPart, num_parameters_ - first);
+      for (long step = 1; step < num_shards; step *= 2)
+        for (long shard = 0; shard + step < num_shards; shard += 2 * step) {
+          Real* __restrict sum = gradients_.of(shard) + first;
+          const Real* __restrict part = gradients_.of(shard + step) + first;
+          for (long i = 0; i < n; i++) sum[i] += part[i];
+        }
+      std::copy_n(gradients_.of(0) + first, n, gradient_ + first);
+    }
+  }
+
   const Actions actions_;
   Network<Real> network_;
   Real *parameters_, *gradient_;
   const long num_parameters_;
+  Gradients<Real> gradients_;  // of shards; without any, the flat gradient
+  bool adds_ = false;          // whether the gradients of shards are added here
 };
-
-// Compute the gradient of each shard's part of a minibatch into sum.shards, and add up the losses.
-void gradients_of_shards(
-    Engine& engine, const Columns& columns, const int64_t* order, const int64_t* bounds, double count,
-    const Optimizer& optimizer, const Sum& sum) {
-  Optimizer own = optimizer;
-  double loss = 0, of_shard = 0;
-  own.loss = &of_shard;
-  for (int64_t s = 0; s < sum.num_shards; s++, own.sums += kNumStatistics) {
-    engine.gradient(columns, order + bounds[s], bounds[s + 1] - bounds[s], count, own);
-    std::memcpy(static_cast<char*>(sum.shards) + s * sum.num_bytes, sum.gradient, sum.num_bytes);
-    loss += of_shard;
-  }
-  if (std::isfinite(*optimizer.norms)) *optimizer.loss = loss;
-}
 
 }  // namespace ddppo
 
@@ -222,9 +234,17 @@ void network_values(void* network, const void* obs, int64_t n, void* values) {
   static_cast<Engine*>(network)->value_rows(obs, n, values);
 }
 
+// Sum the gradients of this rank's shards apart (dist.reduction=ordered), in rows [num_shards, num_parameters], which
+// must outlive the network. adds: then add them in pairs. Otherwise the rows are what `go_on` of Sum begins with.
+void network_use_shards(void* network, void* rows, int64_t num_shards, int64_t adds) {
+  static_cast<Engine*>(network)->use_shards(rows, num_shards, adds);
+}
+
+// Compute the gradient of rows [bounds[0], bounds[1]), or of [bounds[0], bounds[S]) with S shards.
 void network_gradient(
-    void* network, const Columns* columns, const int64_t* order, int64_t n, double count, const Optimizer* optimizer) {
-  static_cast<Engine*>(network)->gradient(*columns, order, n, count, *optimizer);
+    void* network, const Columns* columns, const int64_t* order, const int64_t* bounds, double count,
+    const Optimizer* optimizer) {
+  static_cast<Engine*>(network)->gradient(*columns, order, bounds, count, *optimizer);
 }
 
 // One epoch: an optimizer step for each minibatch. Minibatch m holds the samples order[bounds[m]], ..., before
@@ -237,10 +257,7 @@ int network_epoch(
   auto* engine = static_cast<Engine*>(network);
   for (int64_t m = 0; m < num_minibatches; m++) {
     if (counts[m] == 0) continue;
-    if (sum && sum->shards)
-      gradients_of_shards(*engine, *columns, order, bounds + m * sum->num_shards, counts[m], *optimizer, *sum);
-    else
-      engine->gradient(*columns, order + bounds[m], bounds[m + 1] - bounds[m], counts[m], *optimizer);
+    engine->gradient(*columns, order, bounds + m * engine->num_shards, counts[m], *optimizer);
     if (sum)
       if (const int status = sum_over_ranks(*sum, m)) return status;
     engine->optimize(learning_rate, *optimizer);

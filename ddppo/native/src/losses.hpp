@@ -86,14 +86,13 @@ class PPOLoss {
       for (long j = 0; j < actions.num_params; j++) odds_[j] = S::all(std::exp(-log_std[j]));
   }
 
-  double sums[kNumStatistics] = {};
-  double loss = 0;  // weighted, over count
-
-  // Add the loss and statistics of rows [first, first + rows) of the minibatch, and write the gradient by the network's
-  // outputs. Rows of params and dparams are params_width apart, those of values and dvalues values_width.
-  void block(
+  // Add the statistics of rows [first, first + rows) of the minibatch to `sums`, write the gradient by the network's
+  // outputs, and return the loss, weighted and over count. Rows of params and dparams are params_width apart, those of
+  // values and dvalues values_width.
+  double block(
       long first, long rows, const Real* params, long params_width, const Real* values, long values_width,
-      Real* dparams, Real* dvalues, Real* dlog_std) {
+      Real* dparams, Real* dvalues, Real* dlog_std, double* sums) {
+    double loss = 0;
     V<Real> block_sums[kVectors][kNumStatistics + 1] = {};  // the loss comes last
     for (long r0 = 0; r0 < rows; r0 += kLanes) {
       // 1. Load kLanes rows. In a short last group, k < kLanes: the lanes behind repeat the last row with weight 0.
@@ -148,6 +147,7 @@ class PPOLoss {
       for (int s = 0; s < kNumStatistics; s++) sums[s] += chains[s][r % kLanes];
       loss += chains[kNumStatistics][r % kLanes];
     }
+    return loss;
   }
 
  private:

@@ -5,6 +5,10 @@
 // Weights [out, in] are read from torch's flat vector of parameters, and packed for the products by `refresh`, which
 // must be called after every change of them. Read from bottom to top: Network, Trunk, Linear, and the products of
 // matrix.hpp.
+//
+// The rows of a gradient belong to S shards, whose gradients are summed apart (dist.reduction=ordered; else S = 1).
+// Only products that sum over rows are computed by shard. All other numbers of a row depend on that row alone, so a
+// block may hold rows of several shards.
 #pragma once
 
 #include <algorithm>
@@ -72,17 +76,24 @@ struct Descended {  // out = product * f'(y), added to what is there if `adds`
 template <class Real>
 class Linear {
  public:
-  // weight [outputs, inputs] and bias [outputs] point into the flat vector of parameters, the other two into the
-  // gradient.
-  Linear(const Real* weight, const Real* bias, Real* weight_gradient, Real* bias_gradient, long inputs, long outputs)
+  // weight_at and bias_at: positions of the weight [outputs, inputs] and the bias [outputs] in the flat vector of
+  // parameters, and in a gradient.
+  Linear(const Real* parameters, long weight_at, long bias_at, long inputs, long outputs)
       : in(inputs), out(outputs), in_width(padded<Real>(inputs)), out_width(padded<Real>(outputs)),
-        weight_(weight), bias_source_(bias), weight_gradient_(weight_gradient), bias_gradient_(bias_gradient),
+        weight_(parameters + weight_at), bias_source_(parameters + bias_at), weight_at_(weight_at), bias_at_(bias_at),
         // The gradient of weights is summed as [in, out] if that pads less than [out, in]; and if nothing is padded,
         // directly in the flat gradient.
         transposed_(in * out_width < out * in_width), in_place_(!transposed_ && in == in_width), bias_(out_width),
         forward_(panels(out_width) * in * kPanel<Real>),
         backward_(in_place_ ? 0 : panels(in_width) * out * kPanel<Real>),
-        weight_sum_(in_place_ ? 0 : transposed_ ? in * out_width : out * in_width), bias_sum_(out_width) {}
+        sum_size_(in_place_ ? 0 : transposed_ ? in * out_width : out * in_width) {
+    make_sums(1);
+  }
+
+  void make_sums(long num_shards) {
+    weight_sums_ = Buffer<Real>(num_shards * sum_size_);
+    bias_sums_ = Buffer<Real>(num_shards * out_width);
+  }
 
   // Copy the weights into panels, the layout that products read (matrix.hpp): `forward_` for x W^T, `backward_` for dz
   // W.
@@ -110,40 +121,39 @@ class Linear {
     product<Real>({dz, out_width, 1}, weight_rows(), rows, in_width, out, finish);
   }
 
-  void zero_gradient() {
-    if (in_place_) std::memset(weight_gradient_, 0, in * out * sizeof(Real));
-    else weight_sum_.zero();
-    bias_sum_.zero();
+  // Begin the gradient of a shard. `gradient` here and below: the flat gradient of that shard.
+  void zero_gradient(long shard, Real* gradient) {
+    std::memset(weight_sum(shard, gradient), 0, (in_place_ ? in * out : sum_size_) * sizeof(Real));
+    std::memset(bias_sum(shard), 0, out_width * sizeof(Real));
   }
 
-  // Add the gradient by weights and biases for rows of inputs x and output gradients dz.
-  void accumulate(const Real* x, const Real* dz, long rows) {
+  // Add the gradient by weights and biases for rows of inputs x and output gradients dz, all of one shard.
+  void accumulate(const Real* x, const Real* dz, long rows, long shard, Real* gradient) {
+    Real* weights = weight_sum(shard, gradient);
     if (transposed_)
-      product<Real>(
-          {x, 1, in_width}, rows_of(dz, out_width), in, out_width, rows, Added<Real>{weight_sum_.get(), out_width});
+      product<Real>({x, 1, in_width}, rows_of(dz, out_width), in, out_width, rows, Added<Real>{weights, out_width});
     else
-      product<Real>(
-          {dz, 1, out_width}, rows_of(x, in_width), out, in_width, rows,
-          Added<Real>{in_place_ ? weight_gradient_ : weight_sum_.get(), in_width});
+      product<Real>({dz, 1, out_width}, rows_of(x, in_width), out, in_width, rows, Added<Real>{weights, in_width});
+    Real* biases = bias_sum(shard);
     for (long n = 0; n < out_width; n += Simd<Real>::lanes) {
       // Four chains of sums, so that additions do not wait for one another.
-      V<Real> sums[4] = {Simd<Real>::load(bias_sum_.get() + n)};
+      V<Real> sums[4] = {Simd<Real>::load(biases + n)};
       long r = 0;
       for (; r + 4 <= rows; r += 4)
         for (int j = 0; j < 4; j++) sums[j] += Simd<Real>::load(dz + (r + j) * out_width + n);
       for (; r < rows; r++) sums[0] += Simd<Real>::load(dz + r * out_width + n);
-      Simd<Real>::store(bias_sum_.get() + n, (sums[0] + sums[1]) + (sums[2] + sums[3]));
+      Simd<Real>::store(biases + n, (sums[0] + sums[1]) + (sums[2] + sums[3]));
     }
   }
 
-  // Copy the sums to the flat gradient.
-  void write_gradient() const {
-    std::copy_n(bias_sum_.get(), out, bias_gradient_);
+  // Copy the sums of a shard to its flat gradient.
+  void write_gradient(long shard, Real* gradient) {
+    std::copy_n(bias_sum(shard), out, gradient + bias_at_);
     if (in_place_) return;
+    const Real* sums = weight_sum(shard, gradient);
     for (long o = 0; o < out; o++)
       for (long i = 0; i < in; i++)
-        weight_gradient_[o * in + i] =
-            transposed_ ? weight_sum_.get()[i * out_width + o] : weight_sum_.get()[o * in_width + i];
+        gradient[weight_at_ + o * in + i] = transposed_ ? sums[i * out_width + o] : sums[o * in_width + i];
   }
 
   const Real* bias() const { return bias_.get(); }
@@ -155,13 +165,40 @@ class Linear {
     return in_place_ ? rows_of(weight_, in) : Right<Real>{backward_.get(), kPanel<Real>, out * kPanel<Real>};
   }
 
+  Real* weight_sum(long shard, Real* gradient) {
+    return in_place_ ? gradient + weight_at_ : weight_sums_.get() + shard * sum_size_;
+  }
+  Real* bias_sum(long shard) { return bias_sums_.get() + shard * out_width; }
+
   static long panels(long width) { return (width + kPanel<Real> - 1) / kPanel<Real>; }
 
   const Real *weight_, *bias_source_;
-  Real *weight_gradient_, *bias_gradient_;
+  const long weight_at_, bias_at_;
   const bool transposed_, in_place_;
-  Buffer<Real> bias_, forward_, backward_, weight_sum_, bias_sum_;
+  Buffer<Real> bias_, forward_, backward_;
+  const long sum_size_;  // of weight_sums_ for a shard
+  Buffer<Real> weight_sums_, bias_sums_;
 };
+
+// Neighbouring rows of a block that belong to one shard.
+struct Piece {
+  long shard, first, rows;  // first: in the block
+};
+
+// Where gradients go: [num_shards, num_parameters].
+template <class Real>
+struct Gradients {
+  Real* data;
+  long num_shards, num_parameters;
+  Real* of(long shard) const { return data + shard * num_parameters; }
+};
+
+template <class Real>
+void accumulate_pieces(
+    Linear<Real>& layer, const Real* x, const Real* dz, const std::vector<Piece>& pieces, const Gradients<Real>& to) {
+  for (const auto& [shard, first, rows] : pieces)
+    layer.accumulate(x + first * layer.in_width, dz + first * layer.out_width, rows, shard, to.of(shard));
+}
 
 // Hidden layers ----------------------------------------------------------------------------------------------------
 
@@ -186,10 +223,11 @@ struct Trunk {
   }
 
   // Backward from the last layer, with its gradient in slopes.back(), to the first.
-  void backward(Activation kind, const Real* x, long rows) {
+  void backward(
+      Activation kind, const Real* x, long rows, const std::vector<Piece>& pieces, const Gradients<Real>& to) {
     for (std::size_t l = layers.size(); l-- > 0;) {
       const Real* dz = slopes[l].get();
-      layers[l].accumulate(l ? outputs[l - 1].get() : x, dz, rows);
+      accumulate_pieces<Real>(layers[l], l ? outputs[l - 1].get() : x, dz, pieces, to);
       if (l)
         layers[l].backward(
             dz, rows,
@@ -212,13 +250,11 @@ class Network {
  public:
   // offsets: positions in the flat vector of weight and bias, for every layer of the policy's trunk, of the value's
   // trunk unless it is shared, of the policy's head and of the value's head. For box actions log_std comes last.
-  Network(const Shape& shape, const std::vector<long>& offsets, const Real* parameters, Real* gradient)
+  Network(const Shape& shape, const std::vector<long>& offsets, const Real* parameters)
       : shape(shape), x_(kBlockRows * padded<Real>(shape.obs_size)) {
     std::size_t at = 0;
     auto linear = [&](long in, long out) {
-      Linear<Real> layer(
-          parameters + offsets[at], parameters + offsets[at + 1], gradient + offsets[at], gradient + offsets[at + 1], in,
-          out);
+      Linear<Real> layer(parameters, offsets[at], offsets[at + 1], in, out);
       at += 2;
       return layer;
     };
@@ -232,21 +268,21 @@ class Network {
     }
     policy_head_ = std::make_unique<Linear<Real>>(linear(shape.hidden.back(), shape.num_outputs));
     value_head_ = std::make_unique<Linear<Real>>(linear(shape.hidden.back(), 1));
-    if (shape.is_box) {
-      log_std_ = parameters + offsets[at];
-      log_std_gradient_ = gradient + offsets[at];
-    }
+    if (shape.is_box) log_std_ = parameters + (log_std_at_ = offsets[at]);
     params_ = Buffer<Real>(kBlockRows * policy_head_->out_width);
     values_ = Buffer<Real>(kBlockRows * value_head_->out_width);
     dparams_ = Buffer<Real>(kBlockRows * policy_head_->out_width);
     dvalues_ = Buffer<Real>(kBlockRows * value_head_->out_width);
-    dlog_std_ = Buffer<Real>(shape.num_outputs);
   }
 
   const Shape shape;
 
   long num_params() const { return shape.num_outputs * (shape.is_box ? 2 : 1); }
   const Real* log_std() const { return log_std_; }
+
+  void make_sums(long num_shards) {
+    for_each_layer([&](Linear<Real>& layer) { layer.make_sums(num_shards); });
+  }
 
   // Pack the current weights. Call it after they have changed and before the functions below.
   void refresh() {
@@ -277,37 +313,42 @@ class Network {
     }
   }
 
-  // Compute the gradient of a loss that is a sum over n rows. For each block of rows `loss(first, rows, params, values,
-  // dparams, dvalues, dlog_std)` gets the outputs, writes the gradient by them, and adds the gradient by log_std. Rows
-  // of params and values are params_width and values_width apart. order: the observations of the rows; null: the first
-  // n.
+  // Compute, for each shard, the gradient of a loss that is a sum over rows. Shard s has the rows [bounds[s],
+  // bounds[s + 1]); row r is the observation order[r], or observation r if order is null. For the rows of a piece
+  // `loss(shard, first, rows, params, values, dparams, dvalues, dlog_std)` gets the outputs, writes the gradient by
+  // them, and adds the gradient by log_std; `first` is a row of the minibatch. Rows of params and values are
+  // params_width and values_width apart.
   template <class Loss>
-  void accumulate(const Real* obs, const int64_t* order, long n, Loss&& loss) {
-    for_each_layer([](Linear<Real>& layer) { layer.zero_gradient(); });
-    dlog_std_.zero();
-    for (long r0 = 0; r0 < n; r0 += kBlockRows) {
-      const long rows = std::min(kBlockRows, n - r0);
-      // Forward, loss, backward, block by block.
-      load(obs, order, r0, rows);
-      const Real* hidden = forward_policy(rows);
-      const Real* value_hidden =
-          shape.shared_trunk ? hidden : trunks_[1].forward(shape.activation, x_.get(), rows);
-      head(*value_head_, value_hidden, rows, values_.get());
-      loss(r0, rows, params_.get(), values_.get(), dparams_.get(), dvalues_.get(), dlog_std_.get());
-      descend(*policy_head_, trunks_[0], dparams_.get(), rows, false);
-      descend(*value_head_, trunks_[num_trunks() - 1], dvalues_.get(), rows, shape.shared_trunk);
-      for (int t = 0; t < num_trunks(); t++) trunks_[t].backward(shape.activation, x_.get(), rows);
+  void accumulate(
+      const Real* obs, const int64_t* order, const int64_t* bounds, const Gradients<Real>& to, Loss&& loss) {
+    for (long s = 0; s < to.num_shards; s++) {
+      for_each_layer([&](Linear<Real>& layer) { layer.zero_gradient(s, to.of(s)); });
+      if (shape.is_box) std::fill_n(to.of(s) + log_std_at_, shape.num_outputs, Real(0));
     }
+    // Cut each shard into pieces of kBlockRows and a rest, wherever it begins in the minibatch, so that its sums are
+    // the same beside any other shards. Fill blocks with whole pieces.
+    std::vector<Piece> pieces;
+    long begin = bounds[0], filled = 0;  // of the block: its first row, and its number of rows
+    auto finish = [&] {
+      if (filled) block(obs, order, begin, filled, pieces, to, loss);
+      pieces.clear();
+      begin += filled;
+      filled = 0;
+    };
+    for (long s = 0; s < to.num_shards; s++)
+      for (long r = bounds[s]; r < bounds[s + 1]; r += kBlockRows) {
+        const long rows = std::min<long>(kBlockRows, bounds[s + 1] - r);
+        if (filled + rows > kBlockRows) finish();
+        pieces.push_back({s, filled, rows});
+        filled += rows;
+      }
+    finish();
+    for (long s = 0; s < to.num_shards; s++)
+      for_each_layer([&](Linear<Real>& layer) { layer.write_gradient(s, to.of(s)); });
   }
 
   long params_width() const { return policy_head_->out_width; }
   long values_width() const { return value_head_->out_width; }
-
-  // Write the gradient that `accumulate` computed to the flat vector.
-  void write_gradient() {
-    for_each_layer([](Linear<Real>& layer) { layer.write_gradient(); });
-    if (shape.is_box) std::copy_n(dlog_std_.get(), shape.num_outputs, log_std_gradient_);
-  }
 
  private:
   int num_trunks() const { return shape.shared_trunk ? 1 : 2; }
@@ -318,6 +359,25 @@ class Network {
       for (auto& layer : trunks_[t].layers) f(layer);
     f(*policy_head_);
     f(*value_head_);
+  }
+
+  // Forward, loss and backward of a block of rows, which begins at row `begin` of the minibatch.
+  template <class Loss>
+  void block(
+      const Real* obs, const int64_t* order, long begin, long rows, const std::vector<Piece>& pieces,
+      const Gradients<Real>& to, Loss&& loss) {
+    load(obs, order, begin, rows);
+    const Real* hidden = forward_policy(rows);
+    const Real* value_hidden = shape.shared_trunk ? hidden : trunks_[1].forward(shape.activation, x_.get(), rows);
+    head(*value_head_, value_hidden, rows, values_.get());
+    for (const auto& [shard, first, num] : pieces)
+      loss(
+          shard, begin + first, num, params_.get() + first * params_width(), values_.get() + first * values_width(),
+          dparams_.get() + first * params_width(), dvalues_.get() + first * values_width(),
+          shape.is_box ? to.of(shard) + log_std_at_ : nullptr);
+    descend(*policy_head_, trunks_[0], dparams_.get(), rows, false, pieces, to);
+    descend(*value_head_, trunks_[num_trunks() - 1], dvalues_.get(), rows, shape.shared_trunk, pieces, to);
+    for (int t = 0; t < num_trunks(); t++) trunks_[t].backward(shape.activation, x_.get(), rows, pieces, to);
   }
 
   // Copy a block of observations into x_, padded to whole vectors.
@@ -338,17 +398,19 @@ class Network {
   }
 
   // Backward through a head: into the gradient before the trunk's last activation.
-  void descend(Linear<Real>& layer, Trunk<Real>& trunk, const Real* dz, long rows, bool adds) {
+  void descend(
+      Linear<Real>& layer, Trunk<Real>& trunk, const Real* dz, long rows, bool adds, const std::vector<Piece>& pieces,
+      const Gradients<Real>& to) {
     const Real* hidden = trunk.outputs.back().get();
-    layer.accumulate(hidden, dz, rows);
+    accumulate_pieces<Real>(layer, hidden, dz, pieces, to);
     layer.backward(dz, rows, Descended<Real>{shape.activation, hidden, trunk.slopes.back().get(), layer.in_width, adds});
   }
 
   const Real* log_std_ = nullptr;
-  Real* log_std_gradient_ = nullptr;
+  long log_std_at_ = 0;
   Trunk<Real> trunks_[2];
   std::unique_ptr<Linear<Real>> policy_head_, value_head_;
-  Buffer<Real> x_, params_, values_, dparams_, dvalues_, dlog_std_;
+  Buffer<Real> x_, params_, values_, dparams_, dvalues_;
 };
 
 }  // namespace ddppo

@@ -56,6 +56,16 @@ class Philox {
 
 }  // namespace
 
+// Division of a number below 2^32 by multiplication (Lemire, Kaser and Kurz 2019, arXiv:1902.01961).
+struct Division {
+  explicit Division(int64_t divisor) : one(divisor == 1), inverse(~uint64_t{0} / static_cast<uint64_t>(divisor) + 1) {}
+  int64_t operator()(int64_t x) const {
+    return one ? x : static_cast<int64_t>((static_cast<unsigned __int128>(inverse) * static_cast<uint64_t>(x)) >> 64);
+  }
+  const bool one;
+  const uint64_t inverse;
+};
+
 extern "C" {
 
 // Write uniform numbers on [0, 1) to out [num_rows, num_envs]; column i is stream (key, first_env + i, iteration).
@@ -89,18 +99,37 @@ void stream_permutation(const uint64_t* key, uint64_t a, uint64_t b, int64_t n, 
 void stream_share(
     const int64_t* order, int64_t n, int64_t num_envs, int64_t first, int64_t local, const int64_t* bounds,
     int64_t num_bounds, int64_t* out, int64_t* out_bounds) {
-  // Division by multiplication, exact for numbers below 2^32 (Lemire, Kaser and Kurz 2019, arXiv:1902.01961).
-  const uint64_t inverse = ~uint64_t{0} / static_cast<uint64_t>(num_envs) + 1;
+  const Division by_envs(num_envs);
   int64_t count = 0, bound = 0;
   for (int64_t k = 0; k < n; k++) {
     while (bound < num_bounds && bounds[bound] == k) out_bounds[bound++] = count;
-    const int64_t t = num_envs == 1
-        ? order[k]
-        : static_cast<int64_t>((static_cast<unsigned __int128>(inverse) * static_cast<uint64_t>(order[k])) >> 64);
+    const int64_t t = by_envs(order[k]);
     const int64_t i = order[k] - t * num_envs - first;
     if (i >= 0 && i < local) out[count++] = t * local + i;
   }
   while (bound < num_bounds) out_bounds[bound++] = count;
+}
+
+// Sort the samples of each minibatch by shard, stably (ppo/minibatches.py:by_shard). Shard s has the environments
+// [s per_shard, (s + 1) per_shard). out_bounds [M S + 1] cut `out` into the parts of shards.
+void stream_by_shard(
+    const int64_t* order, int64_t num_envs, int64_t num_shards, const int64_t* bounds, int64_t num_minibatches,
+    int64_t* out, int64_t* out_bounds) {
+  const Division by_envs(num_envs), by_shard(num_envs / num_shards);
+  auto shard_of = [&](int64_t sample) { return by_shard(sample - by_envs(sample) * num_envs); };
+  for (int64_t m = 0; m < num_minibatches; m++) {
+    // Count, then place: `ends` are where the next sample of a shard goes.
+    int64_t* ends = out_bounds + m * num_shards + 1;
+    for (int64_t s = 0; s < num_shards; s++) ends[s] = 0;
+    for (int64_t k = bounds[m]; k < bounds[m + 1]; k++) ends[shard_of(order[k])]++;
+    for (int64_t s = 0, next = bounds[m]; s < num_shards; s++) {
+      const int64_t count = ends[s];
+      ends[s] = next;
+      next += count;
+    }
+    for (int64_t k = bounds[m]; k < bounds[m + 1]; k++) out[ends[shard_of(order[k])]++] = order[k];
+  }
+  out_bounds[0] = bounds[0];
 }
 
 }  // extern "C"

@@ -12,7 +12,7 @@ import math
 import numpy as np
 import torch
 
-from ddppo.collectives.group import CollectiveTiming, Group, OrderedSum
+from ddppo.collectives.group import CollectiveTiming, Group, OrderedSum, sum_in_pairs
 from ddppo.config.algorithm_settings import SurrogateSettings
 from ddppo.models.actor_critic import flat_obs
 from ddppo.ppo.advantages import Estimates, Gae
@@ -38,8 +38,6 @@ class _Sum(ctypes.Structure):
         ("num_bytes", ctypes.c_uint64),
         ("go_on", _GO_ON),
         ("stamps", ctypes.c_void_p),
-        ("num_shards", ctypes.c_int64),
-        ("shards", ctypes.c_void_p),
     )
 
 
@@ -67,7 +65,9 @@ class CppStep:
         self._addresses = (ctypes.c_void_p * 7)(None, None, None, *[x.data_ptr() for x in sums])
         self._group = group
         self._ordered = OrderedSum(group, num_shards, network.gradient) if num_shards else None
-        self._sum = self._sum_call() if group.world_size > 1 or num_shards else None
+        if self._ordered is not None:
+            network.use_shards(self._ordered.rows, adds=self._ordered.is_one_per_rank)
+        self._sum = self._sum_call() if group.world_size > 1 else None
         self._fault: BaseException | None = None
 
     def begin(self, learning_rate: float, clip_coef: float) -> None:
@@ -117,25 +117,30 @@ class CppStep:
         """Compute this rank's gradient of the mean loss over a minibatch into `parameters.grad`, and return it."""
         rows = len(minibatch["weights"])
         columns, addresses = self._columns(minibatch)
-        library().network_gradient(self.network.handle, addresses, None, rows, float(rows), self._addresses)
+        # All rows belong to the first shard.
+        bounds = (ctypes.c_int64 * (len(self.sums) + 1))(0, *[rows] * len(self.sums))
+        library().network_gradient(self.network.handle, addresses, None, bounds, float(rows), self._addresses)
         del columns
+        if self._ordered is not None and not self._ordered.is_one_per_rank:
+            self.network.gradient.copy_(sum_in_pairs(self._ordered.rows))
         return self.network.gradient
 
     def _sum_call(self) -> _Sum:
-        """Return how C++ sums the gradient: by C functions of the group if it has them, else by a call of Python."""
-        # dist.reduction=ordered sums in Python (OrderedSum), and so do groups without C functions, such as Gloo's.
+        """Return how C++ sums the gradient over ranks: by a C function of the group if it has one, else by Python."""
         gradient, ordered = self.network.gradient, self._ordered
-        call = None if ordered is not None else self._group.sum_call(gradient.dtype)
+        call = None
+        if ordered is None or (ordered.is_one_per_rank and self._group.sums_in_pairs):
+            call = self._group.sum_call(gradient.dtype)
 
         def go_on(status: int) -> int:
             """Compute the sum, or wait for one under way. C++ calls it, so exceptions are kept for `epoch` to raise."""
             try:
-                if ordered is not None:
-                    ordered.finish_(gradient)
-                elif call is None:
+                if call is not None:
+                    call.wait(status)
+                elif ordered is None:
                     self._group.sum_(gradient)
                 else:
-                    call.wait(status)
+                    ordered.sum_ranks_(gradient)
             except BaseException as e:
                 self._fault = e
                 return 1
@@ -144,7 +149,6 @@ class CppStep:
         return _Sum(
             *(call[:4] if call is not None else (None, None, 0, 0)),
             gradient.data_ptr(), gradient.nbytes, _GO_ON(go_on), None,
-            *((len(ordered.rows), ordered.rows.data_ptr()) if ordered is not None else (1, None)),
         )  # fmt: skip
 
     def _columns(self, fields: Minibatch) -> tuple[list[torch.Tensor], ctypes.Array]:
@@ -159,15 +163,16 @@ class CppStep:
 # -- Advantages, returns and their moments in one call (ddppo/native/src/returns.cpp).
 
 
-_TYPES = (*(ctypes.c_int64,) * 2, *(ctypes.c_void_p,) * 6, *(ctypes.c_double,) * 2, *(ctypes.c_void_p,) * 3)
+_TYPES = (*(ctypes.c_int64,) * 3, *(ctypes.c_void_p,) * 6, *(ctypes.c_double,) * 2, *(ctypes.c_void_p,) * 3)
 
 
 def returns_and_moments(
-    rollout: Rollout, rewards: torch.Tensor, *, gamma: float, gae_lambda: float
+    rollout: Rollout, rewards: torch.Tensor, *, gamma: float, gae_lambda: float, num_shards: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return advantages and returns `[T, E]`, as ppo/advantages.py estimates them, and moments `[3, 3]` float64.
+    """Return advantages and returns `[T, E]`, as ppo/advantages.py estimates them, and moments `[S, 3, 3]` float64.
 
-    The moments (count, mean, M2) are those of valid advantages, returns and returns - values. CPU only.
+    The moments (count, mean, M2) are those of valid advantages, returns and returns - values of each shard, E / S
+    neighbouring environments. CPU only.
     """
     compute = library().returns_float if rewards.dtype == torch.float32 else library().returns_double
     compute.argtypes = _TYPES
@@ -183,9 +188,9 @@ def returns_and_moments(
         )
     ]
     advantages, returns = torch.empty_like(inputs[0]), torch.empty_like(inputs[0])
-    moments = torch.empty(3, 3, dtype=torch.float64)
+    moments = torch.empty(num_shards, 3, 3, dtype=torch.float64)
     compute(
-        *rewards.shape, *(x.data_ptr() for x in inputs), gamma, gamma * gae_lambda,
+        *rewards.shape, num_shards, *(x.data_ptr() for x in inputs), gamma, gamma * gae_lambda,
         advantages.data_ptr(), returns.data_ptr(), moments.data_ptr(),
     )  # fmt: skip
     return advantages, returns, moments
@@ -194,11 +199,15 @@ def returns_and_moments(
 class CppGae(Gae):
     """`Gae` in one call of C++. For rollouts of an older policy (V-trace) it calls the PyTorch code."""
 
-    def _estimates(self, rollout: Rollout, rewards: torch.Tensor) -> Estimates:
+    def __call__(self, rollout: Rollout, rewards: torch.Tensor) -> Estimates:
         if rollout.ratios is not None:
-            return super()._estimates(rollout, rewards)
+            return super().__call__(rollout, rewards)
         config, valid = self.config, rollout.valid
         advantages, returns, local_moments = returns_and_moments(
-            rollout, rewards, gamma=config.gamma, gae_lambda=config.gae_lambda
+            rollout,
+            rewards,
+            gamma=config.gamma,
+            gae_lambda=config.gae_lambda,
+            num_shards=self.num_shards,
         )
         return Estimates(advantages, valid.to(advantages.dtype), returns, local_moments)

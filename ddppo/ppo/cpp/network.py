@@ -118,6 +118,11 @@ class CppNetwork:
         )
         weakref.finalize(self, self._library.network_free, self.handle)
 
+    def use_shards(self, rows: torch.Tensor, *, adds: bool) -> None:
+        """Compute the gradient of each shard into a row `[S, num_parameters]`; `adds`: and their sum in pairs."""
+        self._rows = rows  # so that it stays alive
+        self._library.network_use_shards(self.handle, rows.data_ptr(), len(rows), adds)
+
     def refresh(self) -> None:
         """Use the current parameters in the next calls of `policy` and `values`."""
         self._library.network_refresh(self.handle)
@@ -142,7 +147,8 @@ def library() -> ctypes.CDLL:
         found.network_create.argtypes, found.network_create.restype = (_POINTER,) * 3, _POINTER
         found.network_free.argtypes = found.network_refresh.argtypes = (_POINTER,)
         found.network_policy.argtypes = found.network_values.argtypes = (_POINTER, _POINTER, _INT, _POINTER)
-        found.network_gradient.argtypes = (_POINTER, _POINTER, _POINTER, _INT, _DOUBLE, _POINTER)
+        found.network_use_shards.argtypes = (_POINTER, _POINTER, _INT, _INT)
+        found.network_gradient.argtypes = (*(_POINTER,) * 4, _DOUBLE, _POINTER)
         found.network_epoch.argtypes = (*(_POINTER,) * 5, _INT, _DOUBLE, _POINTER, _POINTER)
         found.network_epoch.restype = ctypes.c_int
     return found
