@@ -158,9 +158,12 @@ def step_in_cpp() -> Any | None:
 OBS_SIZE = 4 * NUM_HOSTS
 NO, UNKNOWN, USER, PRIVILEGED = range(4)  # Blue's assessment of a host: Red's access to it
 _CODES = np.array([[0, 0], [1, 0], [0, 1], [1, 1]], np.float32)  # of an assessment in the observation
-# The monitor's view of Red's operation on its target: nothing, connections, 11 connections to port 22, a connection
-# from port 4444.
-UNSEEN, SCANNED, KNOCKED, ANSWERED = range(4)
+# What Red's operation leaves on its target: nothing, a scan, an exploit that was missed, one that a decoy caught, one
+# that was answered by a connection from port 4444, an SSH exploit.
+UNSEEN, SCANNED, MISSED, CAUGHT, ANSWERED, KNOCKED = range(6)
+# By trace: the connections of an exploit, and the number of their ports. (A scan connects to all open ports.)
+_CONNECTIONS, _PORTS = np.array([0, 0, 1, 2, 2, 11]), np.array([0, 0, 1, 1, 2, 1])
+QUIET, LIKE_SCAN, LIKE_EXPLOIT = range(3)  # what the monitor takes the connections to a host in a step for
 _ENTERPRISE, _OPERATIONAL = SUBNET[0], SUBNET[OP_SERVER]
 _RESTORE_SERVER = ACTION["Restore Op_Server0"]
 _SERVER = BIT[OP_SERVER]
@@ -197,7 +200,7 @@ class Games:
         self._has_green = green == "active"
         self._has_quirk = faithful_ot_quirk
         # A view of the observation by host: 4 bits each.
-        self._every = np.arange(num_games)
+        self._every, self._nobody = np.arange(num_games), np.full(num_games, NOBODY)
         self._host_obs = self.obs.reshape(num_games, NUM_HOSTS, 4)
         self.reset(self._every, np.zeros(num_games, np.uint64))
 
@@ -235,15 +238,15 @@ class Games:
     def _step(self, actions: np.ndarray) -> np.ndarray:
         state = self.state_of
         # 1. Blue acts.
-        found = self._blue(actions)
+        found, new_decoy = self._blue(actions)
         # 2. Green may scan a host.
         numbers = draws(state.key, state.time)
-        noisy = GREEN_HOST[(numbers[GREEN_SLOT] * 16).astype(np.int64)] if self._has_green else None
+        noisy = GREEN_HOST[(numbers[GREEN_SLOT] * 16).astype(np.int64)] if self._has_green else self._nobody
         # 3. Red chooses an operation, and performs it.
         AGENTS[self._red](state, numbers)
         trace = self._operate(numbers)
         # 4. Blue observes.
-        self._monitor(actions, found, noisy, trace)
+        self._monitor(actions, found, new_decoy, noisy, trace)
         state.time += np.uint64(1)
         # 5. The reward: hosts with Red's root, OTService, and Restore (docs/cage2.md, "Reward").
         tenths = TENTHS[state.root] + DOWN_TENTHS * state.down + RESTORE_TENTHS * (RESTORED[actions] != 0)
@@ -261,8 +264,8 @@ class Games:
         state = self.state_of
         return state.traced | state.lasting | state.root
 
-    def _blue(self, actions: np.ndarray) -> np.ndarray:
-        """Perform Blue's actions; return whether an Analyse found files `[n]`."""
+    def _blue(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Perform Blue's actions; return whether an Analyse found files `[n]`, and whether a decoy was set `[n]`."""
         state = self.state_of
         # Analyse, Remove and Restore.
         restored = RESTORED[actions]
@@ -278,13 +281,15 @@ class Games:
         state.down &= ~on_server
         state.immune |= on_server & self._has_quirk
         # A decoy opens its port, if the ports that it checks are free.
+        new_decoy = np.zeros(self.num_games, np.bool_)
         (games,) = OPENED[actions].nonzero()
         if games.size:
             chosen = actions[games]
             hosts = HOST_OF[chosen]
             is_free = (state.open_ports(games, hosts) & CHECKED[chosen]) == 0
             state.decoys[games, hosts] |= np.where(is_free, OPENED[chosen], _NONE)
-        return found
+            new_decoy[games] = is_free
+        return found, new_decoy
 
     def _operate(self, numbers: np.ndarray) -> np.ndarray:
         """Perform Red's operations and record their success; return the trace `[n]` that each leaves on its target."""
@@ -344,19 +349,28 @@ class Games:
         state.files[games] |= np.where(succeeds & (chosen != SSH), bit, _NONE)
         state.success[games] = succeeds
         # 4. The trace that the monitor sees.
-        is_reached = (state.open_ports(games, hosts) & port) != 0
-        trace[games] = np.where(is_reached, np.where(succeeds & detected, ANSWERED, SCANNED), UNSEEN)
-        trace[games[is_real & (chosen == SSH)]] = KNOCKED
+        traces = np.where(detected, ANSWERED, MISSED)
+        traces[~succeeds] = UNSEEN  # another service has the port
+        traces[~is_real] = CAUGHT
+        traces[chosen == SSH] = KNOCKED
+        traces[(state.open_ports(games, hosts) & port) == 0] = UNSEEN
+        trace[games] = traces
 
     def _monitor(
-        self, actions: np.ndarray, found: np.ndarray, noisy: np.ndarray | None, trace: np.ndarray
+        self,
+        actions: np.ndarray,
+        found: np.ndarray,
+        new_decoy: np.ndarray,
+        noisy: np.ndarray,
+        trace: np.ndarray,
     ) -> None:
         """Update Blue's assessments and observation.
 
         Args:
             actions: Blue's own actions.
             found: whether an Analyse found files.
-            noisy: the hosts that Green scanned; None if Green is asleep.
+            new_decoy: whether a decoy was set.
+            noisy: the hosts that Green scanned, or NOBODY.
             trace: the traces of Red's operations on its targets.
         """
         # 1. Blue's own action: a Restore clears the assessment of its host, a Remove lowers it.
@@ -367,23 +381,42 @@ class Games:
         belief[games, own[games]] = np.minimum(belief[games, own[games]], UNKNOWN)
         # 2. Activity of this step: Green's scan and Red's operation.
         self._host_obs[:, :, :2] = 0.0
-        if noisy is not None:
-            (games,) = (noisy < NOBODY).nonzero()
-            self._host_obs[games, noisy[games], 0] = 1.0
-        (games,) = trace.nonzero()
-        hosts, trace = self.state_of.target[games], trace[games]
-        exploits = trace >= KNOCKED
-        # Green's connections to several ports of the same host hide an exploit.
-        if noisy is not None:
-            num_ports = NUM_PORTS[self.state_of.open_ports(games, hosts)]
-            exploits &= (noisy[games] != hosts) | (num_ports < np.where(trace == KNOCKED, 2, 3))
-        self._host_obs[games, hosts, 0] = 1.0
-        self._host_obs[games, hosts, 1] = exploits
-        belief[games[exploits], hosts[exploits]] = USER
+        target = self.state_of.target
+        for (games,), touched in ((trace.nonzero(), target), ((noisy < NOBODY).nonzero(), noisy)):
+            hosts = touched[games]
+            seen = self._activity(
+                games,
+                hosts,
+                is_noisy=noisy[games] == hosts,
+                trace=np.where(target[games] == hosts, trace[games], UNSEEN),
+                new_decoy=new_decoy[games] & (own[games] == hosts),
+            )
+            exploits = seen == LIKE_EXPLOIT
+            self._host_obs[games, hosts, 0] = seen != QUIET
+            self._host_obs[games, hosts, 1] = exploits
+            belief[games[exploits], hosts[exploits]] = USER
         # 3. Files that Analyse found.
         (games,) = found.nonzero()
         belief[games, own[games]] = PRIVILEGED
         self._host_obs[:, :, 2:] = _CODES[belief]
+
+    def _activity(
+        self,
+        games: np.ndarray,
+        hosts: np.ndarray,
+        is_noisy: np.ndarray,
+        trace: np.ndarray,
+        new_decoy: np.ndarray,
+    ) -> np.ndarray:
+        """Return what the monitor takes the connections to `hosts` for. A new decoy is listed with them."""
+        num_open = NUM_PORTS[self.state_of.open_ports(games, hosts)].astype(np.int64)
+        num_scans = is_noisy.astype(np.int64) + (trace == SCANNED)
+        entries = num_scans * num_open + _CONNECTIONS[trace] + new_decoy
+        ports = np.where(num_scans > 0, num_open + (trace == ANSWERED), _PORTS[trace])
+        seen = np.where(new_decoy, QUIET, LIKE_SCAN)
+        seen[(trace == ANSWERED) | ((entries >= 3) & (ports == 1))] = LIKE_EXPLOIT
+        seen[(entries >= 3) & (ports >= 3)] = LIKE_SCAN
+        return seen
 
 
 def _nth(num_exploits: np.ndarray, u: np.ndarray) -> np.ndarray:

@@ -314,7 +314,7 @@ SLEEP, SWEEP, SCAN, EXPLOIT, ESCALATE, IMPACT = range(6)
 
 # B_line is a fixed sequence of 15 phases. By phase: the operation, the target for each first host, and the phase to
 # continue with after a failure.
-LAST_PHASE = 14
+FIRST_SCAN, SERVER_EXPLOIT, LAST_PHASE = 1, 12, 14
 OPERATIONS = np.array(
     [SWEEP, *[SCAN, EXPLOIT, ESCALATE] * 2, SWEEP, *[SCAN, EXPLOIT, ESCALATE] * 2, IMPACT], np.uint8
 )
@@ -346,12 +346,17 @@ def sleep(state: State, numbers: np.ndarray) -> None:
 
 
 def b_line(state: State, numbers: np.ndarray) -> None:
-    """Take the shortest path to Op_Server0. After a failure, go back to the phase that AFTER_FAILURE names."""
+    """Take the shortest path to Op_Server0. After a failure, go back to the phase that AFTER_FAILURE names.
+
+    If its first scan of Op_Server0 found nothing, begin again with the scan of the first host.
+    """
     begins = state.time == 0
     if begins.any():
         state.first[begins] = (numbers[TARGET_SLOT, begins] * len(FIRST_HOSTS)).astype(np.uint8)
     next_phase = np.minimum(state.phase + np.uint8(1), np.uint8(LAST_PHASE))
     state.phase[:] = np.where(state.success, next_phase, AFTER_FAILURE[state.phase])
+    is_blind = (state.phase == SERVER_EXPLOIT) & (state.seen[:, OP_SERVER] == 0)
+    state.phase[is_blind] = FIRST_SCAN
     state.operation[:] = OPERATIONS[state.phase]
     state.target[:] = TARGETS[state.phase, state.first]
 

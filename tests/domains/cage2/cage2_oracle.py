@@ -52,7 +52,8 @@ OUTCOMES = {  # on the host's own services; of the hosts that are not named, SSH
     "User3": {**WEB, "Haraka": "root", "BlueKeep": "fails"},
     "User4": {**WEB, "Haraka": "root", "SQL": "root", "SSH": "user"},
 }
-RED_PORT = 4444  # where an exploit calls back to
+RED_PORT = 4444  # where an exploit calls back to,
+OTHER_PORT = 50000  # from a port that no service has
 
 ACTIVITY_BITS = {"none": [0, 0], "scan": [1, 0], "exploit": [1, 1]}
 BELIEF_BITS = {"no": [0, 0], "unknown": [1, 0], "user": [0, 1], "privileged": [1, 1]}
@@ -121,6 +122,8 @@ class BLine:
             self.plan = self.by_way_of(pick(["User1", "User2", "User3", "User4"], number))
         else:
             self.place = min(self.place + 1, 14) if game.has_succeeded else self.AFTER_FAILURE[self.place]
+        if self.plan[self.place] == ("exploit", SERVER) and not game.hosts[SERVER].seen:
+            self.place = 1  # it has no address to attack, and begins again
         return self.plan[self.place]
 
     def by_way_of(self, user):
@@ -195,12 +198,13 @@ class Game:
         self.known_hosts, self.known_subnets = {"User0"}, {"User"}
         self.knows_service = False
         self.connections = {}  # of this step: host -> (its port, Red's or None)
+        self.new_decoy = None  # the host on which Blue set a decoy in this step
 
     def step(self, action):
         """Do Blue's action; return the reward, the 52 bits, and per host 0, 1 (a user's session), 2 (root)."""
         green, red, *exploit = draws(self.key, self.time)
         self.connections = {name: [] for name in NAMES}
-        verb, host = None, None
+        verb, host, self.new_decoy = None, None, None
         if action >= 2:
             block, index = divmod(action - 2, 13)
             verb, host = BLOCKS[block], self.hosts[NAMES[index]]
@@ -223,6 +227,7 @@ class Game:
             opens, checks, systems = DECOYS[verb]
             if checks not in host.open_ports and ("Windows" if host.name in WINDOWS else "Linux") in systems:
                 host.decoys.add(opens)
+                self.new_decoy = host.name
         elif verb == "Restore":
             host.sessions = [s for s in host.sessions if s.is_first]
             host.decoys, host.has_files = set(), False
@@ -282,14 +287,18 @@ class Game:
         port, is_detected = EXPLOITS[name], detection < 0.95
         is_decoy = port not in PORTS_OF[host.name]
         outcome = "fails" if is_decoy else OUTCOMES.get(host.name, {"SSH": "user"})[name]
-        is_ssh = name == "SSH" and not is_decoy
-        self.connections[host.name] += [(port, None)] * (11 if is_ssh else 1)
+        made = self.connections[host.name]
+        if name == "SSH":
+            made += [(port, None)] * 10  # a password each
+        elif is_decoy:
+            made += [(port, None)] * 2
         if outcome == "fails":
             return False
-        if not is_ssh:
+        made.append((port, None))
+        if name != "SSH":
             host.has_files = True
             if is_detected:
-                self.connections[host.name].append((port, RED_PORT))
+                made.append((OTHER_PORT, RED_PORT))
         host.sessions.append(Session(outcome == "root", is_detected and outcome == "removable"))
         return True
 
@@ -306,7 +315,7 @@ class Game:
             own.belief = "no"
         elif verb == "Remove" and own.belief != "no":
             own.belief = "unknown"
-        activities = {name: activity(made) for name, made in self.connections.items()}
+        activities = {name: activity(made, name == self.new_decoy) for name, made in self.connections.items()}
         for name in NAMES:
             if activities[name] == "exploit":
                 self.hosts[name].belief = "user"
@@ -316,13 +325,12 @@ class Game:
         return [bit for four in bits for bit in four]
 
 
-def activity(connections):
-    """Return what the monitor takes a host's connections of one step for."""
-    ports = {port for port, _ in connections}
-    if not connections:
-        return "none"
-    if len(ports) >= 3:
+def activity(connections, has_new_decoy):
+    """Return what the monitor takes a host's connections of one step for. It lists a new decoy with them."""
+    num_entries, ports = len(connections) + has_new_decoy, {port for port, _ in connections}
+    if num_entries >= 3 and len(ports) >= 3:
         return "scan"
     is_answered = any(red_port == RED_PORT for _, red_port in connections)
-    is_knocked = len(connections) >= 3 and len(ports) == 1
-    return "exploit" if is_answered or is_knocked else "scan"
+    if is_answered or (num_entries >= 3 and len(ports) == 1):
+        return "exploit"
+    return "none" if has_new_decoy or not connections else "scan"

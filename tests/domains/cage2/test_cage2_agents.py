@@ -49,11 +49,41 @@ def test_b_line_goes_back_to_where_its_way_was_sure():
         games = play(1, "b_line")
         games.state_of.time[:] = 1
         games.state_of.phase[:] = phase
+        games.state_of.seen[:, HOST["Op_Server0"]] = rules.ports_as_bits(22)
         act(games)
         assert games.state_of.phase[0] == expected
         games.state_of.phase[:], games.state_of.success[:] = phase, True
         act(games)
         assert games.state_of.phase[0] == min(phase + 1, 14)
+
+
+def test_b_line_begins_again_when_its_first_scan_of_the_server_finds_nothing():
+    games = play(1, "b_line")
+    state, server = games.state_of, HOST["Op_Server0"]
+    state.time[:], state.phase[:], state.success[:] = 1, 10, True
+    act(games)  # the scan, without a session on an Enterprise host: it succeeds, and finds no port
+    assert (state.phase[0], state.operation[0], state.target[0]) == (11, rules.SCAN, server)
+    assert state.success[0]
+    assert not state.seen[0, server]
+    act(games)
+    assert (state.phase[0], state.operation[0], state.target[0]) == (1, rules.SCAN, HOST["User1"])
+    act(games)
+    assert (state.phase[0], state.operation[0], state.target[0]) == (2, rules.EXPLOIT, HOST["User1"])
+
+
+def test_b_line_goes_on_when_a_later_scan_of_the_server_finds_nothing():
+    games = play(1, "b_line")
+    state, server = games.state_of, HOST["Op_Server0"]
+    hold(games, "Enterprise2")
+    state.time[:], state.phase[:], state.success[:] = 1, 10, True
+    act(games)
+    assert state.seen[0, server]
+    act(games, "Restore Enterprise2")  # the exploit has no way and fails; B_line goes back to Enterprise2
+    assert (state.phase[0], state.success[0]) == (12, False)
+    state.phase[:], state.success[:] = 10, True
+    act(games)
+    act(games)
+    assert (state.phase[0], state.target[0]) == (12, server)
 
 
 def bits(*names):

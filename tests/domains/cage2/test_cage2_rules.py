@@ -79,7 +79,7 @@ def test_an_exploit_comes_to_what_its_host_allows(host):
         exploit(games, host, name)
         assert compromised(games, host).max() == outcome, name
         assert games.state_of.success.all() == games.state_of.success.any() == (outcome != NOTHING), name
-        shows = EXPLOIT if outcome != NOTHING or name == "SSHBruteForce" else SCAN
+        shows = EXPLOIT if outcome != NOTHING or name == "SSHBruteForce" else QUIET
         assert max(seen(games, host, i)[0] for i in range(64)) == shows, name
 
 
@@ -102,7 +102,7 @@ def test_a_decoy_works_where_its_port_is_free_and_the_system_is_its_own(decoy):
 
 
 @pytest.mark.parametrize("decoy", [name for name, (caught, _) in DECOYS.items() if caught])
-def test_an_exploit_that_hits_a_decoy_fails_and_looks_like_a_scan(decoy):
+def test_an_exploit_that_hits_a_decoy_fails_and_looks_like_a_scan_but_that_of_ssh(decoy):
     caught, hosts = DECOYS[decoy]
     for host in hosts:
         games = game()
@@ -110,7 +110,7 @@ def test_an_exploit_that_hits_a_decoy_fails_and_looks_like_a_scan(decoy):
         before = compromised(games, host)[0]
         exploit(games, host, caught)
         assert not games.state_of.success[0]
-        assert seen(games, host) == (SCAN, NO)
+        assert seen(games, host) == ((EXPLOIT, USER) if caught == "SSHBruteForce" else (SCAN, NO))
         assert compromised(games, host)[0] == before
 
 
@@ -231,6 +231,85 @@ def test_analyse_finds_the_files_of_an_escalation_until_a_restore():
     assert seen(games, "Op_Host1")[1] == NO
 
 
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [("Enterprise1", "EternalBlue"), ("Enterprise2", "EternalBlue"), ("User3", "BlueKeep")],
+)
+def test_an_exploit_of_a_port_without_the_service_that_it_attacks_leaves_no_event(host, name):
+    games = play(200, green="active")
+    hold(games, "Enterprise0", "lasting")
+    exploit(games, host, name)
+    assert not games.state_of.success.any()
+    assert not games.state_of.files.any()
+    activity = games.obs.reshape(-1, 13, 4)[:, HOST[host]]
+    assert not activity[:, 1:].any()
+    assert 0 < activity[:, 0].mean() < 0.2  # Green's scans alone
+
+
+@pytest.mark.parametrize("host", ["User2", "User3"])
+def test_ssh_on_its_decoy_tries_ten_passwords_on_one_port_and_reads_as_an_exploit(host):
+    games = game()
+    act(games, f"DecoySSHD {host}")
+    exploit(games, host, "SSHBruteForce")
+    assert not games.state_of.success[0]
+    assert compromised(games, host)[0] == NOTHING
+    assert seen(games, host) == (EXPLOIT, USER)
+    act(games, f"Restore {host}")
+    exploit(games, host, "SSHBruteForce")  # the decoy is gone
+    assert seen(games, host) == (QUIET, NO)
+
+
+@pytest.mark.parametrize(
+    ("decoy", "operation", "shows"),
+    [
+        # The monitor lists the new decoy and the connections of the step: a scan has at least 3 entries on 3 ports,
+        # an exploit 3 on one port, or a connection from port 4444; any other list that begins with a decoy is nothing.
+        ("DecoyTomcat Enterprise0", "scan", QUIET),  # the decoy, ports 22 and 443
+        ("DecoyTomcat Defender", "scan", SCAN),  # the decoy, ports 22, 53, 68 and 443
+        ("DecoySmss User1", "scan", SCAN),  # the decoy, ports 21, 22 and 139
+        (
+            "DecoyTomcat Enterprise0",
+            "HTTPSRFI",
+            EXPLOIT,
+        ),  # the decoy, and port 443 twice: the exploit that it caught
+        ("DecoyTomcat Enterprise0", "SSHBruteForce", EXPLOIT),  # port 22 eleven times
+        ("DecoySmss User1", "FTPDirectoryTraversal", EXPLOIT),  # port 21, and one from 4444
+        ("DecoyTomcat Enterprise0", None, QUIET),  # the decoy alone
+        ("DecoyFemitter Enterprise0", "scan", SCAN),  # the system is wrong, so there is no decoy
+    ],
+)
+def test_a_decoy_set_in_the_same_step_is_listed_with_what_happens_on_its_host(decoy, operation, shows):
+    games, host = game(), decoy.split()[1]
+    hold(games, "Enterprise1", "lasting")
+    if operation == "scan":
+        scan(games, host, decoy)
+    elif operation is None:
+        tell(games, rules.SCAN, "User4")
+        act(games, decoy)
+    else:
+        exploit(games, host, operation, decoy)
+    assert seen(games, host)[0] == shows
+    if operation == "scan":  # the next one reads as ever
+        scan(games, host)
+        assert seen(games, host)[0] == SCAN
+
+
+def test_a_missed_exploit_reads_as_nothing_in_the_step_that_sets_a_decoy():
+    games = game(4000)
+    exploit(games, "Enterprise1", "HTTPSRFI", "DecoyFemitter Enterprise1")
+    activity = games.obs.reshape(-1, 13, 4)[:, 2, :2]
+    assert {tuple(row) for row in activity.astype(int)} == {(0, 0), (1, 1)}
+    assert activity[:, 1].mean() == pytest.approx(0.95, abs=0.02)
+
+
+def test_greens_scan_of_two_ports_reads_as_nothing_where_a_decoy_is_set():
+    games = play(400, red="sleep", green="active")
+    act(games, "DecoyTomcat Enterprise0")
+    assert not games.obs.reshape(-1, 13, 4)[:, 1].any()
+    act(games)
+    assert games.obs.reshape(-1, 13, 4)[:, 1, 0].any()
+
+
 def test_greens_scan_hides_an_exploit_where_it_reaches_other_ports_too():
     games = play(4000, green="active")
     hold(games, "Enterprise0", "lasting")
@@ -239,8 +318,10 @@ def test_greens_scan_hides_an_exploit_where_it_reaches_other_ports_too():
     assert (activity[:, 0] == 1).all()
     assert activity[:, 1].mean() == pytest.approx(0.95 * (1 - 1 / 16), abs=0.02)
     assert {tuple(row) for row in games.obs.reshape(-1, 13, 4)[:, 8, :2].astype(int)} == {(0, 0), (1, 0)}
-    exploit(games, "User1", "FTPDirectoryTraversal")  # 2 ports: seen
-    assert games.obs.reshape(-1, 13, 4)[:, 9, 1].mean() == pytest.approx(0.95, abs=0.02)
+    exploit(
+        games, "User1", "FTPDirectoryTraversal"
+    )  # 2 ports, and a third one on which it is answered: a scan
+    assert games.obs.reshape(-1, 13, 4)[:, 9, 1].mean() == pytest.approx(0.95 * (1 - 1 / 16), abs=0.02)
     exploit(games, "User1", "SSHBruteForce")  # 11 events on one port and a scan of another: a scan
     assert games.obs.reshape(-1, 13, 4)[:, 9, 1].mean() == pytest.approx(1 - 1 / 16, abs=0.02)
     exploit(games, "Enterprise0", "SSHBruteForce")  # its only port

@@ -8,10 +8,14 @@ namespace {
 
 enum Operation : uint8_t { kSleep, kSweep, kScan, kExploit, kEscalate, kImpact };
 enum Outcome : uint8_t { kFails, kLasts, kTraced, kRoot };
-enum Trace { kUnseen, kScanned, kKnocked, kAnswered };
+// What Red's operation leaves on its target, and by trace the connections of an exploit and the number of their ports.
+enum Trace { kUnseen, kScanned, kMissed, kCaught, kAnswered, kKnocked };
+constexpr int kConnections[] = {0, 0, 1, 2, 2, 11}, kPorts[] = {0, 0, 1, 1, 2, 1};
 enum Belief : uint8_t { kNo, kUnknown, kUser, kPrivileged };
+enum Activity { kQuiet, kLikeScan, kLikeExploit };
 enum Slot { kGreenSlot, kTargetSlot, kExploitSlot, kDetectionSlot, kSlots };
-constexpr int kNobody = kHosts, kOpServer = 7, kUser0 = 8, kSsh = 7, kNumExploits = 8, kFirstHosts = 4, kLastPhase = 14;
+constexpr int kNobody = kHosts, kOpServer = 7, kUser0 = 8, kSsh = 7, kNumExploits = 8;
+constexpr int kFirstHosts = 4, kFirstScan = 1, kServerExploit = 12, kLastPhase = 14;  // of B_line
 constexpr int kRestoreTenths = 10, kDownTenths = 100;
 constexpr uint16_t kEnterpriseHosts = 0b1110;  // without the Defender, which Meander leaves out
 
@@ -35,6 +39,8 @@ int nth(uint16_t hosts, int n) {
 void b_line(const Cage2Batch& batch, Cage2Game& game) {
   if (game.time == 0) game.first = draw(game, kTargetSlot) * kFirstHosts;
   game.phase = !game.success ? batch.after_failure[game.phase] : game.phase < kLastPhase ? game.phase + 1 : kLastPhase;
+  // Its first scan of Op_Server0 found nothing: B_line begins again with the scan of its first host.
+  if (game.phase == kServerExploit && !game.seen[kOpServer]) game.phase = kFirstScan;
   game.operation = batch.operations[game.phase];
   game.target = batch.targets[game.phase * kFirstHosts + game.first];
 }
@@ -91,11 +97,15 @@ uint16_t open_ports(const Cage2Batch& batch, const Cage2Game& game, int host) {
   return batch.open[host] | game.decoys[host];
 }
 
-// Perform Blue's action; return whether an Analyse found files.
-bool blue(const Cage2Batch& batch, Cage2Game& game, int64_t action) {
+struct BlueResult {
+  bool finds_files;  // by Analyse
+  bool sets_decoy;
+};
+
+BlueResult blue(const Cage2Batch& batch, Cage2Game& game, int64_t action) {
   const uint16_t restored = batch.restored[action];
   const int64_t host = batch.host_of[action];
-  const bool found = game.files & batch.analysed[action];
+  BlueResult result = {bool(game.files & batch.analysed[action]), false};
   // Remove and Restore end sessions of Red.
   game.traced &= ~(batch.removed[action] | restored);
   game.lasting &= ~restored;
@@ -108,9 +118,11 @@ bool blue(const Cage2Batch& batch, Cage2Game& game, int64_t action) {
     game.immune |= batch.has_quirk != 0;
   }
   // A decoy opens its port, if the ports that it checks are free.
-  if (batch.opened[action] && !(open_ports(batch, game, host) & batch.checked[action]))
+  if (batch.opened[action] && !(open_ports(batch, game, host) & batch.checked[action])) {
     game.decoys[host] |= batch.opened[action];
-  return found;
+    result.sets_decoy = true;
+  }
+  return result;
 }
 
 Trace exploit(const Cage2Batch& batch, Cage2Game& game) {
@@ -135,9 +147,10 @@ Trace exploit(const Cage2Batch& batch, Cage2Game& game) {
   if (outcome != kFails && chosen != kSsh) game.files |= bit(host);
   game.success = outcome != kFails;
   // 4. The trace that the monitor sees.
-  if (is_real && chosen == kSsh) return kKnocked;
   if (!(open_ports(batch, game, host) & port)) return kUnseen;
-  return game.success && detected ? kAnswered : kScanned;
+  if (chosen == kSsh) return kKnocked;
+  if (!is_real) return kCaught;
+  return !game.success ? kUnseen : detected ? kAnswered : kMissed;
 }
 
 // Perform Red's operation; return the trace that it leaves on its target.
@@ -176,27 +189,36 @@ Trace operate(const Cage2Batch& batch, Cage2Game& game) {
   return kUnseen;
 }
 
+// Return what the monitor takes the connections to a host in this step for. A new decoy is listed with them.
+Activity activity(const Cage2Batch& batch, const Cage2Game& game, int host, bool is_noisy, Trace trace, bool new_decoy) {
+  const int open = __builtin_popcount(open_ports(batch, game, host));
+  const int num_scans = is_noisy + (trace == kScanned);
+  const int entries = num_scans * open + kConnections[trace] + new_decoy;
+  const int ports = num_scans ? open + (trace == kAnswered) : kPorts[trace];
+  if (entries >= 3 && ports >= 3) return kLikeScan;
+  if (trace == kAnswered || (entries >= 3 && ports == 1)) return kLikeExploit;
+  return new_decoy ? kQuiet : kLikeScan;
+}
+
 // Update Blue's assessments and observation.
-void monitor(const Cage2Batch& batch, Cage2Game& game, int64_t action, bool found, int noisy, Trace trace, float* obs) {
+void monitor(const Cage2Batch& batch, Cage2Game& game, int64_t action, BlueResult result, int noisy, Trace trace,
+             float* obs) {
   // 1. Blue's own action: a Restore clears the assessment of its host, a Remove lowers it.
   const int64_t own = batch.host_of[action];
   if (batch.restored[action]) game.belief[own] = kNo;
   if (batch.removed[action] && game.belief[own] != kNo) game.belief[own] = kUnknown;
   // 2. Activity of this step: Green's scan and Red's operation.
   for (int h = 0; h < kHosts; h++) obs[h * kObsPerHost] = obs[h * kObsPerHost + 1] = 0.0f;
-  if (noisy != kNobody) obs[noisy * kObsPerHost] = 1.0f;
-  if (trace != kUnseen) {
-    const int host = game.target;
-    bool exploits = trace >= kKnocked;
-    // Green's connections to several ports of the same host hide an exploit.
-    if (noisy == host)
-      exploits &= __builtin_popcount(open_ports(batch, game, host)) < (trace == kKnocked ? 2 : 3);
-    obs[host * kObsPerHost] = 1.0f;
-    obs[host * kObsPerHost + 1] = exploits;
-    if (exploits) game.belief[host] = kUser;
-  }
+  const auto watch = [&](int host, Trace red) {
+    const Activity seen = activity(batch, game, host, noisy == host, red, result.sets_decoy && own == host);
+    obs[host * kObsPerHost] = seen != kQuiet;
+    obs[host * kObsPerHost + 1] = seen == kLikeExploit;
+    if (seen == kLikeExploit) game.belief[host] = kUser;
+  };
+  if (trace != kUnseen) watch(game.target, trace);
+  if (noisy != kNobody && (trace == kUnseen || noisy != game.target)) watch(noisy, kUnseen);
   // 3. Files that Analyse found.
-  if (found) game.belief[own] = kPrivileged;
+  if (result.finds_files) game.belief[own] = kPrivileged;
   for (int h = 0; h < kHosts; h++) {
     obs[h * kObsPerHost + 2] = game.belief[h] & 1;
     obs[h * kObsPerHost + 3] = game.belief[h] >> 1;
@@ -205,7 +227,7 @@ void monitor(const Cage2Batch& batch, Cage2Game& game, int64_t action, bool foun
 
 double step(const Cage2Batch& batch, Cage2Game& game, int64_t action, float* obs) {
   // 1. Blue acts.
-  const bool found = blue(batch, game, action);
+  const BlueResult result = blue(batch, game, action);
   // 2. Green may scan a host.
   const int noisy = batch.has_green ? batch.green[int(draw(game, kGreenSlot) * 16)] : kNobody;
   // 3. Red chooses an operation, and performs it.
@@ -213,7 +235,7 @@ double step(const Cage2Batch& batch, Cage2Game& game, int64_t action, float* obs
   if (batch.red == 2) meander(batch, game);
   const Trace trace = operate(batch, game);
   // 4. Blue observes.
-  monitor(batch, game, action, found, noisy, trace, obs);
+  monitor(batch, game, action, result, noisy, trace, obs);
   // 5. The reward: hosts with Red's root, OTService, and Restore (docs/cage2.md, "Reward").
   game.time++;
   const int64_t tenths =
