@@ -19,15 +19,15 @@ from gymnasium.spaces import Box, Dict, Discrete
 from ddppo.domains.cage2.env import check_episode_steps
 from ddppo.domains.cage2.games import OBS_SIZE
 from ddppo.domains.cage2.orders import CODE_SIZE, JOURNAL, KIND_REPAIRED, orders_of
-from ddppo.domains.cage2.rules import ACTIONS, HOST, NUM_HOSTS
+from ddppo.domains.cage2.rules import ACTIONS, CYBORG_NAMES, HOST, NUM_HOSTS, agent_named
 from ddppo.envs.single import CONTEXT
 from ddppo.errors import ConfigError
 
-# Import paths of CybORG's agents.
-_RED = {
-    "b_line": "CybORG.Agents:B_lineAgent",
-    "meander": "CybORG.Agents.SimpleAgents.Meander:RedMeanderAgent",
-    "sleep": "CybORG.Agents:SleepAgent",
+# The modules of CybORG's agents.
+_MODULES = {
+    "b_line": "CybORG.Agents",
+    "meander": "CybORG.Agents.SimpleAgents.Meander",
+    "sleep": "CybORG.Agents",
 }
 _SCENARIO = "Shared/Scenarios/Scenario2.yaml"
 _GET = (
@@ -63,8 +63,7 @@ class CyborgEnv(gym.Env):
     ) -> None:
         # Check the settings, as users give them on the command line.
         check_episode_steps(episode_steps)
-        if red not in _RED:
-            raise ConfigError(f"red={red}: must be one of {', '.join(_RED)}")
+        red = agent_named(red)
         if type(true_state_every) is not int or true_state_every < 1:
             raise ConfigError(
                 f"true_state_every={true_state_every} must be a whole number of steps, at least 1"
@@ -187,8 +186,7 @@ def _make_game(red: str) -> Any:
     # Other packages are called cyborg, too, and other challenges have a CybORG: check that this one has all parts.
     try:
         cyborg = importlib.import_module("CybORG").CybORG
-        module, _, name = _RED[red].partition(":")
-        agent = getattr(importlib.import_module(module), name)
+        agent = getattr(importlib.import_module(_MODULES[red]), CYBORG_NAMES[red])
         wrapper = importlib.import_module("CybORG.Agents.Wrappers").ChallengeWrapper
     except ModuleNotFoundError as e:
         if e.name == "CybORG":

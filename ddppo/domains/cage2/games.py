@@ -60,6 +60,7 @@ from ddppo.domains.cage2.rules import (
     TENTHS,
     TRACED,
     State,
+    agent_named,
     draws,
 )
 from ddppo.errors import ConfigError, near
@@ -181,16 +182,16 @@ class Games:
     def __init__(
         self,
         num_games: int,
-        red: str = "b_line",  # a key of AGENTS
+        red: str = "b_line",  # a key of AGENTS, or one of CYBORG_NAMES
         green: str = "sleep",  # or "active": it scans hosts
         faithful_ot_quirk: bool = False,  # as in CybORG, Impact costs nothing once Op_Server0 was restored
     ) -> None:
         # Check the settings here, as users give them on the command line.
-        for key, value, known in (("red", red, AGENTS), ("green", green, _GREEN_AGENTS)):
-            if value not in known:
-                raise ConfigError(
-                    f"{key}={value} is none of {', '.join(known)}{near(str(value), list(known))}"
-                )
+        red = agent_named(red)
+        if green not in _GREEN_AGENTS:
+            raise ConfigError(
+                f"green={green} is none of {', '.join(_GREEN_AGENTS)}{near(str(green), _GREEN_AGENTS)}"
+            )
         if not isinstance(faithful_ot_quirk, bool):
             raise ConfigError(f"faithful_ot_quirk={faithful_ot_quirk} must be true or false")
         self.num_games = num_games

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ddppo.errors import ConfigError, near
+
 LINUX, WINDOWS = "Linux", "Windows"
 ENTERPRISE, OPERATIONAL, USER = "Enterprise", "Operational", "User"
 
@@ -406,6 +408,19 @@ def _update_knowledge(state: State) -> None:
     failed = exploit & ~state.success
     state.escalated &= ~(lost | np.where(failed, held, _NONE))
     state.exploited &= ~(lost | np.where(failed, held | bit, _NONE))
+
+
+# CybORG's names of the agents, which settings may use as well.
+CYBORG_NAMES = {"b_line": "B_lineAgent", "meander": "RedMeanderAgent", "sleep": "SleepAgent"}
+
+
+def agent_named(red: str) -> str:
+    """Return our name of an agent of Red, given by our name or by CybORG's. Raises ConfigError."""
+    names = {**dict.fromkeys(AGENTS), **{theirs: ours for ours, theirs in CYBORG_NAMES.items()}}
+    if red not in names:
+        known = ", ".join(f"{ours} (or {theirs})" for ours, theirs in CYBORG_NAMES.items())
+        raise ConfigError(f"red={red} is none of {known}{near(str(red), list(names))}")
+    return names[red] or red
 
 
 AGENTS: dict[str, Callable[[State, np.ndarray], None]] = {

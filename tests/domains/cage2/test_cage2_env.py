@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from ddppo.config.settings import EnvConfig
+from ddppo.domains.cage2.games import Games
+from ddppo.domains.cage2.rules import AGENTS, CYBORG_NAMES
 from ddppo.envs.backends.batched import BatchedEnvs
 from ddppo.envs.make import make_vec_env
 from ddppo.envs.probing.probe import probe
@@ -61,10 +63,21 @@ def test_episodes_end_by_their_steps_alone_and_the_next_is_another():
     assert seen[0] != seen[1]
 
 
+def test_red_may_be_given_by_the_name_that_cyborg_has_for_it():
+    assert set(CYBORG_NAMES) == set(AGENTS)
+    for ours, theirs in CYBORG_NAMES.items():
+        games, others = Games(1, ours), Games(1, theirs)
+        for _ in range(30):
+            games.step(np.zeros(1, np.int64))
+            others.step(np.zeros(1, np.int64))
+        assert games.state() == others.state()
+
+
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"red": "b_lin"}, r"red=b_lin is none of b_line, meander, sleep \(did you mean b_line\?\)"),
+        ({"red": "b_lin"}, r"red=b_lin is none of b_line \(or B_lineAgent\), .* \(did you mean b_line\?\)"),
+        ({"red": "MeanderAgent"}, r"red=MeanderAgent is none of .* \(did you mean RedMeanderAgent"),
         ({"green": "awake"}, "green=awake is none of sleep, active"),
         ({"episode_steps": 0}, "episode_steps=0 must be a whole number of at least 1"),
         ({"episode_steps": 1e3}, "episode_steps=1000.0 must be a whole number"),

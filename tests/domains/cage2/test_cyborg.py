@@ -67,7 +67,11 @@ def test_every_action_reaches_cyborg_by_its_name_whatever_number_it_has_there(ma
 
 
 @pytest.mark.parametrize(
-    ("red", "agent"), [("b_line", "B_lineAgent"), ("meander", "RedMeanderAgent"), ("sleep", "SleepAgent")]
+    ("red", "agent"),
+    [
+        *(("b_line", "B_lineAgent"), ("meander", "RedMeanderAgent"), ("sleep", "SleepAgent")),
+        *(("B_lineAgent", "B_lineAgent"), ("RedMeanderAgent", "RedMeanderAgent")),
+    ],
 )
 def test_cyborg_plays_the_challenges_scenario_against_the_red_agent_asked_for(red, agent, make):
     inner = make(red=red).game.env
@@ -249,7 +253,7 @@ def test_a_cyborg_with_other_actions_is_refused(cyborg, monkeypatch):
 @pytest.mark.parametrize(
     ("kwargs", "said"),
     [
-        ({"red": "bline"}, "red=bline: must be one of b_line, meander, sleep"),
+        ({"red": "bline"}, r"red=bline is none of b_line \(or B_lineAgent\), meander"),
         ({"true_state_every": 0}, "true_state_every=0 must be a whole number of steps, at least 1"),
         ({"episode_steps": 0}, "episode_steps=0 must be a whole number"),
         ({"order": ORDER, "compliance": "both"}, "compliance=both: must be one of state, history"),
