@@ -3,6 +3,8 @@
 // Those files make the tables and cite the source of each rule. Functions of the same name do the same there.
 #include "cage2.hpp"
 
+#include <cstring>
+
 namespace ddppo {
 namespace {
 
@@ -12,6 +14,8 @@ enum Outcome : uint8_t { kFails, kLasts, kTraced, kRoot };
 enum Trace { kUnseen, kScanned, kMissed, kCaught, kAnswered, kKnocked };
 constexpr int kConnections[] = {0, 0, 1, 2, 2, 11}, kPorts[] = {0, 0, 1, 1, 2, 1};
 enum Belief : uint8_t { kNo, kUnknown, kUser, kPrivileged };
+// By belief: the observation of a host without activity.
+constexpr float kObs[][kObsPerHost] = {{0, 0, 0, 0}, {0, 0, 1, 0}, {0, 0, 0, 1}, {0, 0, 1, 1}};
 enum Activity { kQuiet, kLikeScan, kLikeExploit };
 enum Slot { kGreenSlot, kTargetSlot, kExploitSlot, kDetectionSlot, kSlots };
 constexpr int kNobody = kHosts, kOpServer = 7, kUser0 = 8, kSsh = 7, kNumExploits = 8;
@@ -98,14 +102,14 @@ uint16_t open_ports(const Cage2Batch& batch, const Cage2Game& game, int host) {
 }
 
 struct BlueResult {
-  bool finds_files;  // by Analyse
-  bool sets_decoy;
+  bool found;     // files, by Analyse
+  int new_decoy;  // the host on which a decoy was set, or kNobody
 };
 
 BlueResult blue(const Cage2Batch& batch, Cage2Game& game, int64_t action) {
   const uint16_t restored = batch.restored[action];
   const int64_t host = batch.host_of[action];
-  BlueResult result = {bool(game.files & batch.analysed[action]), false};
+  BlueResult result = {bool(game.files & batch.analysed[action]), kNobody};
   // Remove and Restore end sessions of Red.
   game.traced &= ~(batch.removed[action] | restored);
   game.lasting &= ~restored;
@@ -120,7 +124,7 @@ BlueResult blue(const Cage2Batch& batch, Cage2Game& game, int64_t action) {
   // A decoy opens its port, if the ports that it checks are free.
   if (batch.opened[action] && !(open_ports(batch, game, host) & batch.checked[action])) {
     game.decoys[host] |= batch.opened[action];
-    result.sets_decoy = true;
+    result.new_decoy = host;
   }
   return result;
 }
@@ -203,25 +207,25 @@ Activity activity(const Cage2Batch& batch, const Cage2Game& game, int host, bool
 // Update Blue's assessments and observation.
 void monitor(const Cage2Batch& batch, Cage2Game& game, int64_t action, BlueResult result, int noisy, Trace trace,
              float* obs) {
+  const auto [found, new_decoy] = result;
   // 1. Blue's own action: a Restore clears the assessment of its host, a Remove lowers it.
   const int64_t own = batch.host_of[action];
   if (batch.restored[action]) game.belief[own] = kNo;
   if (batch.removed[action] && game.belief[own] != kNo) game.belief[own] = kUnknown;
-  // 2. Activity of this step: Green's scan and Red's operation.
-  for (int h = 0; h < kHosts; h++) obs[h * kObsPerHost] = obs[h * kObsPerHost + 1] = 0.0f;
-  const auto watch = [&](int host, Trace red) {
-    const Activity seen = activity(batch, game, host, noisy == host, red, result.sets_decoy && own == host);
-    obs[host * kObsPerHost] = seen != kQuiet;
-    obs[host * kObsPerHost + 1] = seen == kLikeExploit;
-    if (seen == kLikeExploit) game.belief[host] = kUser;
-  };
-  if (trace != kUnseen) watch(game.target, trace);
-  if (noisy != kNobody && (trace == kUnseen || noisy != game.target)) watch(noisy, kUnseen);
+  // 2. Activity of this step, on the host of Red's operation and on the one that Green scanned.
+  const bool by_red = trace != kUnseen, by_green = noisy != kNobody && !(by_red && noisy == game.target);
+  Activity on_target = kQuiet, on_noisy = kQuiet;
+  if (by_red) on_target = activity(batch, game, game.target, noisy == game.target, trace, new_decoy == game.target);
+  if (by_green) on_noisy = activity(batch, game, noisy, true, kUnseen, new_decoy == noisy);
+  if (on_target == kLikeExploit) game.belief[game.target] = kUser;
   // 3. Files that Analyse found.
-  if (result.finds_files) game.belief[own] = kPrivileged;
-  for (int h = 0; h < kHosts; h++) {
-    obs[h * kObsPerHost + 2] = game.belief[h] & 1;
-    obs[h * kObsPerHost + 3] = game.belief[h] >> 1;
+  if (found) game.belief[own] = kPrivileged;
+  // 4. The observation.
+  for (int h = 0; h < kHosts; h++) std::memcpy(obs + h * kObsPerHost, kObs[game.belief[h]], sizeof kObs[0]);
+  if (by_green) obs[noisy * kObsPerHost] = on_noisy != kQuiet;
+  if (by_red) {
+    obs[game.target * kObsPerHost] = on_target != kQuiet;
+    obs[game.target * kObsPerHost + 1] = on_target == kLikeExploit;
   }
 }
 
