@@ -21,10 +21,9 @@ W = 1 makes none; tests/distributed/test_collectives_of_an_iteration.py checks t
  8. gather of finished episodes, if any rank has one                              records/reporting.py
 
 dist.reduction=ordered replaces each sum of 5 by a gather where the group does not add ranks in pairs, or V / W is no
-power of two, and gathers the loss statistics after the last epoch. Tasks
-add gathers between 6 and 7: one of episode results, if environments report them, and the messages of environments that
-publish; so do metrics of log.metrics. ppo=grpo gathers the statistics of its groups between 2 and 3. Evaluations and
-checkpoints come after 8.
+power of two. Tasks add gathers between 6 and 7: one of episode results, if environments report them, and the messages
+of environments that publish; so do metrics of log.metrics. ppo=grpo gathers the statistics of its groups between 2 and
+3. Evaluations and checkpoints come after 8.
 
 Two things are called ddp. distributed=ddp is the topology of W equal workers (topologies/ddp.py). dist.grad_sync=ddp is
 `BucketSync` below, which makes sum 5 by torch's DistributedDataParallel. Either works without the other.

@@ -129,6 +129,7 @@ class Rank:
             config.log.episode_window,
             compared_content(self.context),
             statistic_names(config.ppo) if self.context.algorithm.learner_class is not None else (),
+            self.context.shape.local_num_shards,
         )
         self.checkpointer = Checkpointer(
             run_dir, self.context, self.progress, self.evaluator, self.reporter.window

@@ -78,7 +78,8 @@ class GradientSync(Protocol):
 class Update:
     """What an iteration's learning reports; equal on all ranks, except `local_sums`."""
 
-    # This rank's sums of `statistic_names`, each sample times its weight, over all epochs.
+    # This rank's sums of `statistic_names` `[n]`, each sample times its weight, over all epochs; with
+    # dist.reduction=ordered those of each of its shards, `[S, n]`.
     local_sums: torch.Tensor
     num_samples: float  # the sum over ranks of `local_sums` divided by this is the mean
     steps: int  # of the optimizer
@@ -238,7 +239,7 @@ class Learner:
         if config.lr_schedule == "adaptive" and warmth == 1.0:
             self._adapt_learning_rate(kl)
         return Update(
-            local_sums=self._sum_in_order(sums.cpu()) if is_ordered else sums[0].cpu().double().clone(),
+            local_sums=(sums if is_ordered else sums[0]).cpu().double().clone(),
             num_samples=num_epochs * stats.weight,
             steps=num_steps,
             epochs=num_epochs,
@@ -374,11 +375,6 @@ class Learner:
             explained_variance=math.nan if self.estimator.learns_values else None,
             metrics=self.guard.metrics,
         )
-
-    def _sum_in_order(self, sums: torch.Tensor) -> torch.Tensor:
-        """Return on rank 0 the sums `[n]` over all shards of all ranks, added in their order; zeros elsewhere."""
-        of_all = self.gather(sums).flatten(0, 1).sum(dim=0)
-        return of_all if self.rank == 0 else torch.zeros_like(of_all)
 
 
 class EagerStep:

@@ -63,7 +63,7 @@ class LocalIteration:
 
 
 @functools.lru_cache(maxsize=16)
-def _row_type(num_statistics: int, num_collectives: int) -> np.dtype:
+def _row_type(num_shards: int, num_statistics: int, num_collectives: int) -> np.dtype:
     """Return the layout of the row that every rank sends: float64, by name.
 
     num_collectives is the same on all ranks, which is why the rows have one length.
@@ -85,8 +85,8 @@ def _row_type(num_statistics: int, num_collectives: int) -> np.dtype:
             ("num_steps", "f8"),
             ("num_episodes", "f8"),
             ("device_memory", "f8"),  # NaN on a CPU
-            # The update: sums over this rank's samples, zeros on a rank that does not learn.
-            ("statistics", "f8", (num_statistics,)),
+            # The update: sums over the samples of each of this rank's shards, zeros on a rank that does not learn.
+            ("statistics", "f8", (num_shards, num_statistics)),
             ("params_hash", "f8"),
             # Requests, 0 or 1.
             ("stop", "f8"),
@@ -111,11 +111,13 @@ class Reporter:
         episode_window: int,  # episodes in rollout/return_mean
         compared: str = "parameters",  # the content of params_hash, for the message of an error
         statistics: Sequence[str] = _PPO_STATISTICS,  # names of Update.local_sums, in order
+        num_shards: int = 1,  # of this rank, with dist.reduction=ordered
     ) -> None:
         self.groups = groups
         self.group = groups[0]
         self._compared = compared
         self._statistics = tuple(statistics)
+        self._num_shards = num_shards
         # A role that a topology of the user's own defines counts as "other".
         names = [layout.role(rank).name for rank in range(layout.world_size)]
         self._roles = [name if name in ROLES else "other" for name in names]
@@ -147,7 +149,10 @@ class Reporter:
             "rollout/steps": num_steps,
             "rollout/fps": num_steps / float(rows["t_iter"].max()),
             "rollout/episodes": float(rows["num_episodes"].sum()),
-            **self._learning_metrics(local.update, rows["statistics"].sum(axis=0)),
+            # All shards of all ranks are added one after another, so that the sum does not depend on W.
+            **self._learning_metrics(
+                local.update, rows["statistics"].reshape(-1, len(self._statistics)).sum(axis=0)
+            ),
         }
         report = IterationReport(
             iteration=local.iteration,
@@ -163,7 +168,7 @@ class Reporter:
         """Return the row of this rank, of `_row_type`."""
         times, collected = local.times, local.collected
         stamps = times.collectives[0].stamps
-        row = np.zeros((), _row_type(len(self._statistics), len(stamps)))
+        row = np.zeros((), _row_type(self._num_shards, len(self._statistics), len(stamps)))
         row["t_iter"] = times.t_iter
         row["t_rollout"] = times.t_rollout
         row["t_learn"] = times.t_learn
@@ -179,8 +184,8 @@ class Reporter:
         row["num_episodes"] = len(collected.episodes)
         row["device_memory"] = math.nan if local.device_memory is None else local.device_memory
         # A rank that does not learn may have fewer sums than the learner: the rest stay zero.
-        sums = local.update.local_sums.numpy()[: len(self._statistics)]
-        row["statistics"][: len(sums)] = sums
+        sums = local.update.local_sums.numpy()[..., : len(self._statistics)]
+        row["statistics"][:, : sums.shape[-1]] = sums
         row["params_hash"] = local.params_hash
         row["stop"], row["save"], row["finish"] = local.requests
         row["measured"] = [local.measured.get(name, math.nan) for name in TOPOLOGY_METRIC_NAMES]
