@@ -19,7 +19,7 @@ from ddppo.collectives.group import Group
 from ddppo.config.algorithm_settings import TrainingSettings
 from ddppo.device import wide_dtype
 from ddppo.errors import NonFiniteError, TrainingError
-from ddppo.ppo.learner import BETAS, NORM_EPS, GradientSync, Normalizers, Update, adam_state
+from ddppo.ppo.learner import BETAS, NORM_EPS, Adam, GradientSync, Normalizers, Update, adam_state
 from ddppo.ppo.losses import STATISTICS, nan_unless_finite
 from ddppo.ppo.minibatches import local_minibatches, of_first
 from ddppo.ppo.nonfinite import NonFiniteGuard, UpdateNotFinite, all_finite, snapshot, where_not_finite
@@ -190,7 +190,7 @@ class _PartState:
             p = torch.nn.Parameter(vector.data[start:end])
             p.grad = vector.grad[start:end]
             self.parameters.append(p)
-        self.optimizer = torch.optim.Adam(
+        self.optimizer = Adam(
             self.parameters, lr=part.learning_rate, betas=BETAS, eps=part.adam_eps, fused=True
         )
 

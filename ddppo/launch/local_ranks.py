@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from ddppo.algorithms.known import algorithm_name
 from ddppo.collectives.peers import have_met, in_words, last_words
 from ddppo.config.rules import layout
 from ddppo.config.settings import Config
@@ -30,26 +31,23 @@ from ddppo.terminal import warn
 _POLL_S = 0.05
 _PATIENCE_S = 5.0  # for ranks to notice that one is lost, say so and close their files
 
-# Modules that the server imports for the ranks. torch's optimizers import the second when the first one is made, which
-# takes as long as the rest.
-_IMPORTS = ("ddppo.loop.rank", "torch._dynamo")
 _server: ForkServer | None = None  # one a process, kept for all runs of a sweep
 
 
-def fork_server(world_size: int) -> None:
+def fork_server(config: Config | None = None) -> None:
     """Fork the server of this process's ranks, unless there is one. To be called before anything computes here.
 
     If this process has threads already, start_ranks starts a server as a program of its own, which takes longer. For a
-    run of one rank the server imports nothing.
+    run of one rank, or of an unknown one, the server imports nothing.
     """
     global _server
     if _server is None or not _server.is_usable:
         _keep(ForkServer.forked())
-    if _server is not None and world_size > 1:
-        _import_for_ranks(_server)
+    if _server is not None and config is not None and config.dist.world_size > 1:
+        _import_for_ranks(_server, config)
 
 
-def _usable_server() -> ForkServer:
+def _usable_server(config: Config) -> ForkServer:
     """Return the forked server, or start another one if there is none or it failed."""
     if _server is None or not _server.is_usable:
         if _server is not None and (fault := _server.fault()):
@@ -58,7 +56,7 @@ def _usable_server() -> ForkServer:
             )
         _keep(ForkServer.started())
     assert _server is not None
-    _import_for_ranks(_server)
+    _import_for_ranks(_server, config)
     return _server
 
 
@@ -69,9 +67,14 @@ def _keep(server: ForkServer | None) -> None:
         atexit.register(server.close)
 
 
-def _import_for_ranks(server: ForkServer) -> None:
+def _import_for_ranks(server: ForkServer, config: Config) -> None:
+    modules = ["ddppo.loop.rank"]
+    # A step in PyTorch imports torch's compiler, which takes as long as the rest: once here instead of on every rank.
+    is_plain = config.compile in ("auto", "on") and config.model.name == "mlp" and not config.training.losses
+    if not is_plain or algorithm_name(config) != "ppo":
+        modules.append("torch._dynamo")
     with suppress(ForkServerLost):  # start_ranks meets the same, and reports it
-        server.have_imported(_IMPORTS)
+        server.have_imported(modules)
 
 
 def start_ranks(run_dir: Path, config: Config, note: Callable[[str], None]) -> int | None:
@@ -93,7 +96,7 @@ def start_ranks(run_dir: Path, config: Config, note: Callable[[str], None]) -> i
     with StopRequest() as stop:
         stop.listen()
         # 2. Fork the ranks, and wait until all have ended, or some do not answer.
-        server = _usable_server()
+        server = _usable_server(config)
         try:
             start = partial(_start, server, run_dir, world_size, address, store.port)
             ranks = [start(rank) for rank in range(world_size)]

@@ -131,7 +131,7 @@ def fork_before_computing(config: Config) -> None:
     import ddppo.launch.checks  # noqa: F401  # before the fork, so that the server need not import it again
     from ddppo.launch import local_ranks
 
-    local_ranks.fork_server(config.dist.world_size)
+    local_ranks.fork_server(config)
 
 
 def fork_before_user_import() -> None:
@@ -141,7 +141,7 @@ def fork_before_user_import() -> None:
     """
     from ddppo.launch import local_ranks
 
-    local_ranks.fork_server(1)
+    local_ranks.fork_server()
 
 
 def check(config: Config) -> None:

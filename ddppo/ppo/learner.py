@@ -149,7 +149,7 @@ class Learner:
         self.obs_normalizer = normalizers.obs
         self.reward_normalizer = normalizers.rewards
         self.learning_rate = config.learning_rate * shape.learning_rate_scale
-        self.optimizer = torch.optim.Adam(
+        self.optimizer = Adam(
             [self.parameters], lr=self.learning_rate, betas=BETAS, eps=config.adam_eps, fused=True
         )
         self.scale = step_scale(model, config)
@@ -474,6 +474,21 @@ def scaled_and_clipped(rewards: torch.Tensor, config: SurrogateSettings) -> torc
 
 
 # -- Parts of a step that all implementations share.
+
+
+def _unwrapped(method: Any) -> Any:
+    return getattr(method, "__wrapped__", method)
+
+
+class Adam(torch.optim.Adam):
+    """torch's Adam, which loads torch's compiler only when it takes a step: that takes a second, and C++ needs no step.
+
+    torch wraps these methods so that compiled functions leave them alone. No compiled function calls them here.
+    """
+
+    add_param_group = _unwrapped(torch.optim.Optimizer.add_param_group)
+    state_dict = _unwrapped(torch.optim.Optimizer.state_dict)
+    load_state_dict = _unwrapped(torch.optim.Optimizer.load_state_dict)
 
 
 def adam_state(optimizer: torch.optim.Adam, parameters: torch.nn.Parameter) -> list[torch.Tensor]:
