@@ -116,6 +116,9 @@ def command(*, may_be_rank: bool = False) -> CommandResult:
             os.environ["DDPPO_COMMAND"] = shlex.join(["python", "-m", "ddppo.train", *sys.argv[1:]])
             sys.argv[1:] = prepared_arguments(sys.argv[1:])
             compose.register()
+            if {"-h", "--help"} & set(sys.argv[1:]):
+                print(compose.shown_help())
+                return CommandResult()
             if not launcher():
                 variants.call_before_user_import(fork_before_user_import)
 

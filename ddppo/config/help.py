@@ -73,7 +73,7 @@ def help_text(
         users = [option for option in presets(group) if option.startswith(name.removesuffix("_schema"))]
         lines += ["", f"Settings of {group}={' and '.join(users)}:"]
         lines += _settings(section, group.replace("/", ".") + ".")
-    return "\n".join(lines).replace("$", "$$")  # Hydra fills $-templates
+    return "\n".join(lines)
 
 
 def unknown_setting(key: str, root: type) -> str:
