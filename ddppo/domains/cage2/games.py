@@ -13,11 +13,14 @@ import numpy as np
 from ddppo.domains.cage2 import PLUGIN
 from ddppo.domains.cage2.rules import (
     ACTION,
+    ACTIVITY,
     AFTER_FAILURE,
     AGENTS,
     ANALYSED,
+    ANSWERED,
     BIT,
     BITS,
+    CAUGHT,
     CHECKED,
     DETECTED,
     DETECTION_SLOT,
@@ -34,7 +37,10 @@ from ddppo.domains.cage2.rules import (
     GREEN_SLOT,
     HOST_OF,
     IMPACT,
+    KNOCKED,
     LASTS,
+    LIKE_EXPLOIT,
+    MISSED,
     NOBODY,
     NTH_EXPLOIT,
     NUM_ACTIONS,
@@ -47,18 +53,21 @@ from ddppo.domains.cage2.rules import (
     OPERATIONS,
     OUTCOME,
     PREFERRED,
+    QUIET,
     REMOVED,
     RESTORE_TENTHS,
     RESTORED,
     REVEALS,
     ROOT,
     SCAN,
+    SCANNED,
     SSH,
     SUBNET,
     SWEEP,
     TARGETS,
     TENTHS,
     TRACED,
+    UNSEEN,
     State,
     agent_named,
     draws,
@@ -94,8 +103,9 @@ TABLES = {
     "operations": OPERATIONS,
     "after_failure": AFTER_FAILURE,
     "targets": TARGETS,
+    "activity": ACTIVITY,
 }
-_TYPES = [np.int64] * 4 + [np.uint16] * 11 + [np.uint8] * 5
+_TYPES = [np.int64] * 4 + [np.uint16] * 11 + [np.uint8] * 6
 assert [table.dtype for table in TABLES.values()] == _TYPES, {name: t.dtype for name, t in TABLES.items()}
 assert all(table.flags.c_contiguous for table in TABLES.values())
 
@@ -159,12 +169,6 @@ def step_in_cpp() -> Any | None:
 OBS_SIZE = 4 * NUM_HOSTS
 NO, UNKNOWN, USER, PRIVILEGED = range(4)  # Blue's assessment of a host: Red's access to it
 _CODES = np.array([[0, 0], [1, 0], [0, 1], [1, 1]], np.float32)  # of an assessment in the observation
-# What Red's operation leaves on its target: nothing, a scan, an exploit that was missed, one that a decoy caught, one
-# that was answered by a connection from port 4444, an SSH exploit.
-UNSEEN, SCANNED, MISSED, CAUGHT, ANSWERED, KNOCKED = range(6)
-# By trace: the connections of an exploit, and the number of their ports. (A scan connects to all open ports.)
-_CONNECTIONS, _PORTS = np.array([0, 0, 1, 2, 2, 11]), np.array([0, 0, 1, 1, 2, 1])
-QUIET, LIKE_SCAN, LIKE_EXPLOIT = range(3)  # what the monitor takes the connections to a host in a step for
 _ENTERPRISE, _OPERATIONAL = SUBNET[0], SUBNET[OP_SERVER]
 _RESTORE_SERVER = ACTION["Restore Op_Server0"]
 _SERVER = BIT[OP_SERVER]
@@ -266,7 +270,7 @@ class Games:
         return state.traced | state.lasting | state.root
 
     def _blue(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Perform Blue's actions; return whether an Analyse found files `[n]`, and whether a decoy was set `[n]`."""
+        """Perform Blue's actions; return whether an Analyse found files `[n]`, and the hosts `[n]` of new decoys."""
         state = self.state_of
         # Analyse, Remove and Restore.
         restored = RESTORED[actions]
@@ -282,14 +286,14 @@ class Games:
         state.down &= ~on_server
         state.immune |= on_server & self._has_quirk
         # A decoy opens its port, if the ports that it checks are free.
-        new_decoy = np.zeros(self.num_games, np.bool_)
+        new_decoy = self._nobody.copy()
         (games,) = OPENED[actions].nonzero()
         if games.size:
             chosen = actions[games]
             hosts = HOST_OF[chosen]
             is_free = (state.open_ports(games, hosts) & CHECKED[chosen]) == 0
             state.decoys[games, hosts] |= np.where(is_free, OPENED[chosen], _NONE)
-            new_decoy[games] = is_free
+            new_decoy[games[is_free]] = hosts[is_free]
         return found, new_decoy
 
     def _operate(self, numbers: np.ndarray) -> np.ndarray:
@@ -370,7 +374,7 @@ class Games:
         Args:
             actions: Blue's own actions.
             found: whether an Analyse found files.
-            new_decoy: whether a decoy was set.
+            new_decoy: the hosts on which a decoy was set, or NOBODY.
             noisy: the hosts that Green scanned, or NOBODY.
             trace: the traces of Red's operations on its targets.
         """
@@ -380,44 +384,32 @@ class Games:
         belief[games, own[games]] = NO
         (games,) = REMOVED[actions].nonzero()
         belief[games, own[games]] = np.minimum(belief[games, own[games]], UNKNOWN)
-        # 2. Activity of this step: Green's scan and Red's operation.
+        # 2. Activity of this step, on the host that Green scanned and on the target of Red.
         self._host_obs[:, :, :2] = 0.0
         target = self.state_of.target
-        for (games,), touched in ((trace.nonzero(), target), ((noisy < NOBODY).nonzero(), noisy)):
-            hosts = touched[games]
-            seen = self._activity(
-                games,
-                hosts,
-                is_noisy=noisy[games] == hosts,
-                trace=np.where(target[games] == hosts, trace[games], UNSEEN),
-                new_decoy=new_decoy[games] & (own[games] == hosts),
-            )
-            exploits = seen == LIKE_EXPLOIT
-            self._host_obs[games, hosts, 0] = seen != QUIET
-            self._host_obs[games, hosts, 1] = exploits
-            belief[games[exploits], hosts[exploits]] = USER
+        if self._has_green:
+            (games,) = (noisy < NOBODY).nonzero()
+            hosts = noisy[games]
+            self._host_obs[games, hosts, 0] = self._activity(games, hosts, noisy, new_decoy, UNSEEN) != QUIET
+        (games,) = trace.nonzero()
+        hosts = target[games]
+        activity = self._activity(games, hosts, noisy, new_decoy, trace[games])
+        exploits = activity == LIKE_EXPLOIT
+        self._host_obs[games, hosts, 0] = activity != QUIET
+        self._host_obs[games, hosts, 1] = exploits
+        belief[games[exploits], hosts[exploits]] = USER
         # 3. Files that Analyse found.
         (games,) = found.nonzero()
         belief[games, own[games]] = PRIVILEGED
         self._host_obs[:, :, 2:] = _CODES[belief]
 
     def _activity(
-        self,
-        games: np.ndarray,
-        hosts: np.ndarray,
-        is_noisy: np.ndarray,
-        trace: np.ndarray,
-        new_decoy: np.ndarray,
+        self, games: np.ndarray, hosts: np.ndarray, noisy: np.ndarray, new_decoy: np.ndarray, trace: Any
     ) -> np.ndarray:
-        """Return what the monitor takes the connections to `hosts` for. A new decoy is listed with them."""
-        num_open = NUM_PORTS[self.state_of.open_ports(games, hosts)].astype(np.int64)
-        num_scans = is_noisy.astype(np.int64) + (trace == SCANNED)
-        entries = num_scans * num_open + _CONNECTIONS[trace] + new_decoy
-        ports = np.where(num_scans > 0, num_open + (trace == ANSWERED), _PORTS[trace])
-        seen = np.where(new_decoy, QUIET, LIKE_SCAN)
-        seen[(trace == ANSWERED) | ((entries >= 3) & (ports == 1))] = LIKE_EXPLOIT
-        seen[(entries >= 3) & (ports >= 3)] = LIKE_SCAN
-        return seen
+        """Return what the monitor takes the connections to `hosts` of `games` for."""
+        num_open = NUM_PORTS[self.state_of.open_ports(games, hosts)]
+        is_noisy, is_decoy = noisy[games] == hosts, new_decoy[games] == hosts
+        return ACTIVITY[is_noisy.view(np.uint8), is_decoy.view(np.uint8), trace, num_open]
 
 
 def _nth(num_exploits: np.ndarray, u: np.ndarray) -> np.ndarray:

@@ -1,8 +1,8 @@
 """The rules of CAGE 2 as data: hosts, ports, exploits, decoys, actions, the state of a game and Red's agents.
 
 The source are the published rules of CAGE challenge 2 (CybORG, 2022, github.com/cage-challenge/cage-challenge-2).
-docs/cage2.md, "Rules", states them in words, and "Choices where the rules are silent" says how gaps were filled. Sets
-of hosts and of ports are bits of an integer: bit h is host h, bit p is PORTS[p].
+docs/cage2.md, "Rules", states them in words, with details that CybORG decides. Sets of hosts and of ports are bits of
+an integer: bit h is host h, bit p is PORTS[p].
 """
 
 import itertools
@@ -194,6 +194,33 @@ NUM_PORTS = np.array([ports.bit_count() for ports in range(1 << len(PORTS))], np
 GREEN_HOST = np.array([*GREEN_HOSTS, *[NOBODY] * len(GREEN_HOSTS)])
 
 
+# What Red's operation leaves on its target: nothing, a scan, an exploit that was missed, one that a decoy caught, one
+# that was answered by a connection from port 4444, an SSH exploit, which tries ten passwords or more.
+UNSEEN, SCANNED, MISSED, CAUGHT, ANSWERED, KNOCKED = range(6)
+_EXPLOITS_LEAVE = {MISSED: (1, 1), CAUGHT: (2, 1), ANSWERED: (2, 2), KNOCKED: (11, 1)}  # connections, ports
+QUIET, LIKE_SCAN, LIKE_EXPLOIT = range(3)  # what the monitor takes the connections to a host in a step for
+
+
+def _activity(is_noisy: int, is_decoy: int, trace: int, num_open: int) -> int:
+    """Return what the monitor takes a host's list of a step for: the connections, and a decoy that was set in it."""
+    num_scans = is_noisy + (trace == SCANNED)  # each connects to all open ports
+    num_connections, num_ports = _EXPLOITS_LEAVE.get(trace, (0, 0))
+    if num_scans:
+        num_ports = num_open + (trace == ANSWERED)  # the answer comes to a port of its own
+    num_entries = num_scans * num_open + num_connections + is_decoy
+    if num_entries >= 3 and num_ports >= 3:
+        return LIKE_SCAN
+    if trace == ANSWERED or (num_entries >= 3 and num_ports == 1):
+        return LIKE_EXPLOIT
+    return QUIET if is_decoy or not num_entries else LIKE_SCAN
+
+
+# By: Green scanned the host, a decoy was set, Red's trace, number of open ports.
+ACTIVITY = np.zeros((2, 2, 6, len(PORTS) + 1), np.uint8)
+for _place in np.ndindex(*ACTIVITY.shape):
+    ACTIVITY[_place] = _activity(*_place)
+
+
 # -- The state of a game, one record each. A batch can be reset, saved and passed to C++ as a whole. -----------------
 
 
@@ -308,7 +335,7 @@ def draws(keys: np.ndarray, times: np.ndarray) -> np.ndarray:
 
 
 # -- Red's agents: each chooses the next operation and target in all games at once -----------------------------------
-# Source: the agents B_line and Meander of the challenge; docs/cage2.md says how the gaps of their rules were filled.
+# Source: the agents B_line and Meander of the challenge (docs/cage2.md).
 
 
 # The target of SWEEP is the first host of the subnet.

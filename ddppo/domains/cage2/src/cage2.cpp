@@ -10,15 +10,13 @@ namespace {
 
 enum Operation : uint8_t { kSleep, kSweep, kScan, kExploit, kEscalate, kImpact };
 enum Outcome : uint8_t { kFails, kLasts, kTraced, kRoot };
-// What Red's operation leaves on its target, and by trace the connections of an exploit and the number of their ports.
-enum Trace { kUnseen, kScanned, kMissed, kCaught, kAnswered, kKnocked };
-constexpr int kConnections[] = {0, 0, 1, 2, 2, 11}, kPorts[] = {0, 0, 1, 1, 2, 1};
+enum Trace { kUnseen, kScanned, kMissed, kCaught, kAnswered, kKnocked, kTraces };
 enum Belief : uint8_t { kNo, kUnknown, kUser, kPrivileged };
 // By belief: the observation of a host without activity.
 constexpr float kObs[][kObsPerHost] = {{0, 0, 0, 0}, {0, 0, 1, 0}, {0, 0, 0, 1}, {0, 0, 1, 1}};
-enum Activity { kQuiet, kLikeScan, kLikeExploit };
+enum Activity : uint8_t { kQuiet, kLikeScan, kLikeExploit };
 enum Slot { kGreenSlot, kTargetSlot, kExploitSlot, kDetectionSlot, kSlots };
-constexpr int kNobody = kHosts, kOpServer = 7, kUser0 = 8, kSsh = 7, kNumExploits = 8;
+constexpr int kNobody = kHosts, kOpServer = 7, kUser0 = 8, kSsh = 7, kNumExploits = 8, kPorts = 12;
 constexpr int kFirstHosts = 4, kFirstScan = 1, kServerExploit = 12, kLastPhase = 14;  // of B_line
 constexpr int kRestoreTenths = 10, kDownTenths = 100;
 constexpr uint16_t kEnterpriseHosts = 0b1110;  // without the Defender, which Meander leaves out
@@ -193,15 +191,10 @@ Trace operate(const Cage2Batch& batch, Cage2Game& game) {
   return kUnseen;
 }
 
-// Return what the monitor takes the connections to a host in this step for. A new decoy is listed with them.
-Activity activity(const Cage2Batch& batch, const Cage2Game& game, int host, bool is_noisy, Trace trace, bool new_decoy) {
-  const int open = __builtin_popcount(open_ports(batch, game, host));
-  const int num_scans = is_noisy + (trace == kScanned);
-  const int entries = num_scans * open + kConnections[trace] + new_decoy;
-  const int ports = num_scans ? open + (trace == kAnswered) : kPorts[trace];
-  if (entries >= 3 && ports >= 3) return kLikeScan;
-  if (trace == kAnswered || (entries >= 3 && ports == 1)) return kLikeExploit;
-  return new_decoy ? kQuiet : kLikeScan;
+// Return what the monitor takes the connections to a host in this step for.
+uint8_t activity(const Cage2Batch& batch, const Cage2Game& game, int host, bool is_noisy, bool is_decoy, Trace trace) {
+  const int num_open = __builtin_popcount(open_ports(batch, game, host));
+  return batch.activity[((is_noisy * 2 + is_decoy) * kTraces + trace) * (kPorts + 1) + num_open];
 }
 
 // Update Blue's assessments and observation.
@@ -212,20 +205,21 @@ void monitor(const Cage2Batch& batch, Cage2Game& game, int64_t action, BlueResul
   const int64_t own = batch.host_of[action];
   if (batch.restored[action]) game.belief[own] = kNo;
   if (batch.removed[action] && game.belief[own] != kNo) game.belief[own] = kUnknown;
-  // 2. Activity of this step, on the host of Red's operation and on the one that Green scanned.
-  const bool by_red = trace != kUnseen, by_green = noisy != kNobody && !(by_red && noisy == game.target);
-  Activity on_target = kQuiet, on_noisy = kQuiet;
-  if (by_red) on_target = activity(batch, game, game.target, noisy == game.target, trace, new_decoy == game.target);
-  if (by_green) on_noisy = activity(batch, game, noisy, true, kUnseen, new_decoy == noisy);
-  if (on_target == kLikeExploit) game.belief[game.target] = kUser;
+  // 2. Activity of this step on the target of Red.
+  const bool is_seen = trace != kUnseen;
+  const int target = game.target;
+  const uint8_t on_target =
+      is_seen ? activity(batch, game, target, noisy == target, new_decoy == target, trace) : uint8_t(kQuiet);
+  if (on_target == kLikeExploit) game.belief[target] = kUser;
   // 3. Files that Analyse found.
   if (found) game.belief[own] = kPrivileged;
-  // 4. The observation.
+  // 4. The observation: assessments, and activity on the host that Green scanned and on the target.
   for (int h = 0; h < kHosts; h++) std::memcpy(obs + h * kObsPerHost, kObs[game.belief[h]], sizeof kObs[0]);
-  if (by_green) obs[noisy * kObsPerHost] = on_noisy != kQuiet;
-  if (by_red) {
-    obs[game.target * kObsPerHost] = on_target != kQuiet;
-    obs[game.target * kObsPerHost + 1] = on_target == kLikeExploit;
+  if (noisy != kNobody)
+    obs[noisy * kObsPerHost] = activity(batch, game, noisy, true, new_decoy == noisy, kUnseen) != kQuiet;
+  if (is_seen) {
+    obs[target * kObsPerHost] = on_target != kQuiet;
+    obs[target * kObsPerHost + 1] = on_target == kLikeExploit;
   }
 }
 

@@ -36,7 +36,7 @@ struct Cage2Batch {
   const uint16_t *analysed, *removed, *restored, *freed, *opened, *checked;
   const uint16_t* exploit_port;
   const uint8_t *outcome, *nth_exploit;
-  const uint8_t *operations, *after_failure, *targets;
+  const uint8_t *operations, *after_failure, *targets, *activity;
 };
 
 extern "C" {
