@@ -12,9 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddppo.search.gp import Array, Data, Hyperparameters, Posterior, fit
+from ddppo.search.gp import Array, Data, Hyperparameters, Posterior, low_discrepancy, sample
 from ddppo.search.spaces import Space
 
+COVERS = 1.96  # deviations on either side of the mean that hold 95 % of a normal distribution
+_SLOPE = 1.0  # prior deviation of the slope by the covariate, both in their own deviations
+_SAMPLES, _SAMPLES_OF_A_BOX = 32, 8  # of the hyperparameters; thousands of points of a box are predicted
 _ENUMERATED = 2000  # a space of at most so many points is listed; of a larger one, so many points are drawn
 # Then the search around the best of them.
 _KEPT, _NEIGHBOURS, _SCALES = (
@@ -33,6 +36,11 @@ class Estimate:
     mean: float
     deviation: float  # standard deviation
 
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The interval that holds the point's value with 95 %."""
+        return self.mean - COVERS * self.deviation, self.mean + COVERS * self.deviation
+
 
 @dataclass(frozen=True, slots=True)
 class _Scored:
@@ -41,6 +49,7 @@ class _Scored:
     code: list[float]
     value: float | None  # None: it failed
     noise_variance: float | None  # None: unknown, and fitted
+    covariate: float = 0.0
 
 
 class UCB:
@@ -69,16 +78,26 @@ class UCB:
         self._all = space.all() if space.size <= _ENUMERATED else None
         self._scored: list[_Scored] = []
         self._model: _Model | None = None
+        self._posterior: tuple[Array, Array] | None = None  # at all points, once computed
 
     @property
     def num_values(self) -> int:
         return len(self._scored)
 
-    def tell(self, point: Any, value: float | None, noise_variance: float | None = None) -> None:
-        """Add the value of a point, and the variance of its error if it is known. A value of None: the point failed.
+    def tell(
+        self, point: Any, value: float | None, noise_variance: float | None = None, covariate: float = 0.0
+    ) -> None:
+        """Add the value of a point. A value of None: the point failed, and counts as the worst value of all.
 
-        A failed point counts as the worst value of all. Raises ValueError for a wrong point or number.
+        Args:
+            noise_variance: of the value's error; None: unknown, and fitted.
+            covariate: a number by which values rise or fall along a line, whatever the point. Predictions are for the
+                largest covariate so far.
+
+        Raises ValueError for a wrong point or number.
         """
+        if not math.isfinite(covariate):
+            raise ValueError(f"{point}: a covariate of {covariate} is no number")
         if value is not None and not math.isfinite(value):
             raise ValueError(f"{point}: a value of {value} is no number; None means that it failed")
         if noise_variance is not None and not (math.isfinite(noise_variance) and noise_variance >= 0):
@@ -89,9 +108,10 @@ class UCB:
                 code.tolist(),
                 None if value is None else float(value),
                 None if noise_variance is None else float(noise_variance),
+                float(covariate),
             )
         )
-        self._model = None
+        self._model = self._posterior = None
 
     def ask(self, n: int = 1) -> list[Any]:
         """Return the n points to try next. Without a `tell` in between, they stay the same.
@@ -111,7 +131,9 @@ class UCB:
     def posterior(self) -> tuple[Array, Array]:
         """Return mean and deviation at all points of a finite space, in their order: [m], [m]."""
         assert self._all is not None, "the posterior of a space that is listed"
-        return self._fitted().predict(self._all)
+        if self._posterior is None:
+            self._posterior = self._fitted().predict(self._all)
+        return self._posterior
 
     def best(self, k: int) -> list[Estimate]:
         """Return the k points of a finite space with the highest upper confidence bounds."""
@@ -138,22 +160,32 @@ class UCB:
         mean, deviation = (float(row[0]) for row in self._fitted().predict(code[None]))
         return Estimate(self.space.decode(code), mean + self.beta * deviation, mean, deviation)
 
-    def hyperparameters(self) -> Hyperparameters | None:
-        """Return the fitted covariance of the standardised values; None before the first value."""
-        return self._fitted().hyperparameters if self._scored else None
+    def hyperparameters(self) -> list[Hyperparameters]:
+        """Return equally likely covariances of the standardised values; [] before the first value."""
+        return self._fitted().samples if self._scored else []
+
+    def noise_deviation(self) -> float:
+        """Return the standard deviation of the values of one point under repeats, as estimated from all values."""
+        model = self._fitted()
+        return model.scale * math.sqrt(np.mean([each.noise for each in model.samples]))
 
     def state(self) -> dict[str, Any]:
         """Return all points and values in plain types."""
         return {
             "told": [
-                {"code": each.code, "value": each.value, "noise_variance": each.noise_variance}
+                {
+                    "code": each.code,
+                    "value": each.value,
+                    "noise_variance": each.noise_variance,
+                    "covariate": each.covariate,
+                }
                 for each in self._scored
             ]
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._scored = [_Scored(**each) for each in state["told"]]
-        self._model = None
+        self._model = self._posterior = None
 
     def _next(self, pending: list[Array]) -> Array | None:
         """Return the code of the next point, when `pending` are being tried; None if no point is left."""
@@ -176,7 +208,8 @@ class UCB:
         """Return the codes of all points, or of a quasi-random set and the points that have values."""
         if self._all is not None:
             return self._all
-        spread = self.space.spread(_low_discrepancy(_ENUMERATED, len(self.space.dimensions), rng))
+        dimensions = len(self.space.dimensions)
+        spread = self.space.spread(low_discrepancy(_ENUMERATED, dimensions, rng.random(dimensions)))
         return np.concatenate([spread, [each.code for each in self._scored]]) if self._scored else spread
 
     def _is_new(self, codes: Array, pending: list[Array]) -> Any:
@@ -207,7 +240,11 @@ class UCB:
 
     def _fitted(self) -> "_Model":
         if self._model is None:
-            self._model = _Model.of(self.space, self._scored)
+            # In a finite space that is asked for repeats, points have effects of their own.
+            listed = self._all is not None
+            self._model = _Model.of(
+                self.space, self._scored, self.repeats and listed, _SAMPLES if listed else _SAMPLES_OF_A_BOX
+            )
         return self._model
 
 
@@ -215,15 +252,21 @@ class _Model:
     """The Gaussian process fitted to the values, and their scale."""
 
     def __init__(
-        self, space: Space, codes: Array, values: Array, noise: Array, hyperparameters: Hyperparameters
+        self,
+        space: Space,
+        codes: Array,
+        data: Data,
+        samples: list[Hyperparameters],
+        shift: float,
+        scale: float,
     ) -> None:
-        self._space, self._codes, self._values, self._noise = space, codes, values, noise
-        self.hyperparameters = hyperparameters
-        self.shift, self.scale = 0.0, 1.0
-        self._posterior = Posterior(Data(space.distances(codes, codes), values, noise), hyperparameters)
+        self._space, self._codes, self._data = space, codes, data
+        self.samples = samples
+        self.shift, self.scale = shift, scale
+        self._posterior = Posterior(data, samples)
 
     @classmethod
-    def of(cls, space: Space, scored: list[_Scored]) -> "_Model":
+    def of(cls, space: Space, scored: list[_Scored], has_own: bool, num_samples: int) -> "_Model":
         # A failed point counts as the worst value. Values and their noise are standardised.
         codes = np.array([entry.code for entry in scored]).reshape(len(scored), len(space.dimensions))
         known = [entry.value for entry in scored if entry.value is not None]
@@ -233,35 +276,48 @@ class _Model:
         noise = np.array(
             [math.nan if entry.noise_variance is None else entry.noise_variance for entry in scored]
         )
-        standard, noise = (values - shift) / scale, noise / scale**2
-        data = Data(space.distances(codes, codes), standard, noise)
-        model = cls(space, codes, standard, noise, fit(data))
-        model.shift, model.scale = shift, scale
-        return model
+        basis = _basis(np.array([entry.covariate for entry in scored]))
+        distances = space.distances(codes, codes)
+        data = Data(distances, (values - shift) / scale, noise / scale**2, basis, has_own)
+        return cls(space, codes, data, sample(data, num_samples), shift, scale)
 
     def bound(self, codes: Array, beta: float) -> Array:
         """Return mean + beta deviation of the standardised values."""
-        mean, deviation = self._posterior.predict(self._space.distances(codes, self._codes))
+        mean, deviation = self._standardised(codes)
         return mean + beta * deviation
 
     def predict(self, codes: Array) -> tuple[Array, Array]:
         """Return mean and deviation in units of the values."""
-        mean, deviation = self._posterior.predict(self._space.distances(codes, self._codes))
+        mean, deviation = self._standardised(codes)
         return self.shift + self.scale * mean, self.scale * deviation
+
+    def _standardised(self, codes: Array) -> tuple[Array, Array]:
+        return self._posterior.predict(
+            self._space.distances(codes, self._codes), _basis(np.zeros(len(codes)))
+        )
 
     def with_means_at(self, codes: list[Array]) -> "_Model":
         """Return the process with its own means as values at `codes`."""
         if not codes:
             return self
-        added = np.array(codes)
-        means, _ = self._posterior.predict(self._space.distances(added, self._codes))
-        return _Model(
-            self._space,
-            np.concatenate([self._codes, added]),
-            np.concatenate([self._values, means]),
-            np.concatenate([self._noise, np.full(len(codes), math.nan)]),
-            self.hyperparameters,
+        added, data = np.array(codes), self._data
+        means, _ = self._standardised(added)
+        all_codes = np.concatenate([self._codes, added])
+        more = Data(
+            self._space.distances(all_codes, all_codes),
+            np.concatenate([data.values, means]),
+            np.concatenate([data.noise, np.full(len(codes), math.nan)]),
+            np.concatenate([data.basis, _basis(np.zeros(len(codes)))]),
+            data.has_own,
         )
+        return _Model(self._space, all_codes, more, self.samples, self.shift, self.scale)
+
+
+def _basis(covariates: Array) -> Array:
+    """Return the column of the linear part [n, 1]: the distance from the largest covariate, times its deviation."""
+    away = covariates - covariates.max() if len(covariates) else covariates
+    deviation = float(covariates.std()) if len(covariates) else 0.0
+    return _SLOPE * away[:, None] / (deviation or 1.0)
 
 
 def _standard(values: Array) -> tuple[float, float]:
@@ -270,16 +326,3 @@ def _standard(values: Array) -> tuple[float, float]:
         return 0.0, 1.0
     deviation = float(values.std())
     return float(values.mean()), deviation if deviation > 1e-12 * float(np.abs(values).max()) else 1.0
-
-
-def _low_discrepancy(n: int, k: int, rng: np.random.Generator) -> Array:
-    """Return n points of the unit cube [n, k] that leave no large hole: Roberts' sequence from a random place.
-
-    Multiples of (1/g, 1/g^2, ...) modulo 1, g^(k+1) = g + 1 (M. Roberts, 2018).
-    """
-    # g by fixed-point iteration.
-    g = 2.0
-    for _ in range(60):
-        g = (1.0 + g) ** (1.0 / (k + 1))
-    steps = g ** -np.arange(1.0, k + 1)
-    return (rng.random(k) + np.arange(n)[:, None] * steps) % 1.0

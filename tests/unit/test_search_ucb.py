@@ -136,6 +136,37 @@ def test_a_value_of_much_noise_draws_the_mean_less_far():
     assert unsure.posterior()[0][77] < 20.0
 
 
+def test_noise_is_estimated_from_repeats_of_a_point():
+    rng = np.random.default_rng(0)
+    for noise in (0.3, 3.0):
+        search = of_orders()
+        for i in np.repeat(rng.integers(120, size=8), 5):
+            search.tell(ORDERS[i], -float(KENDALL[77, i]) + noise * rng.standard_normal())
+        assert search.noise_deviation() == pytest.approx(noise, rel=0.35)
+
+
+def test_values_that_rise_with_a_covariate_are_compared_as_of_the_largest_one():
+    told, untold = of_orders(), of_orders()
+    rng = np.random.default_rng(1)
+    for age, i in enumerate(rng.permutation(120)[:30]):
+        value = -float(KENDALL[77, i]) + 0.5 * age
+        told.tell(ORDERS[i], value, covariate=float(age))
+        untold.tell(ORDERS[i], value)
+    truth = -KENDALL[77].astype(float) + 0.5 * 29
+    away = [np.abs(search.posterior()[0] - truth).mean() for search in (told, untold)]
+    assert away[0] < 1.5 < 4.0 < away[1]
+
+
+def test_the_interval_of_a_point_that_is_named_best_is_as_wide_as_its_noise_after_few_noisy_values():
+    """A single best fit of the noise may be 0; then the interval is a point, and wrong."""
+    search, rng = of_orders(seed=5), np.random.default_rng(5)
+    for _ in range(12):
+        (order,) = search.ask()
+        search.tell(order, -float(KENDALL[77, order_id(order)]) + 2 * rng.standard_normal())
+    low, high = search.incumbent().interval
+    assert high - low > 1.0
+
+
 def test_an_interval_is_searched_finer_than_its_first_candidates():
     search = UCB(Space(Interval(0.0, 10.0)))
     for _ in range(15):
@@ -196,6 +227,7 @@ def test_all_points_of_a_finite_space_are_listed_once():
         (lambda: of_orders().tell(ORDERS[0], math.nan), "is no number"),
         (lambda: of_orders().tell(ORDERS[0], math.inf), "is no number"),
         (lambda: of_orders().tell(ORDERS[0], 1.0, -1.0), "no variance"),
+        (lambda: of_orders().tell(ORDERS[0], 1.0, covariate=math.nan), "covariate of nan"),
         (lambda: of_orders(beta=-1.0), "beta=-1.0"),
         (lambda: of_orders(num_random=0), "num_random=0"),
         (lambda: UCB(Space(Interval(0.0, 1.0))).tell(2.0, 0.0), "not in interval"),
