@@ -92,6 +92,14 @@ class SamplerRecords:
     def note(self) -> None:
         """Write the records of the iteration just done. A StorageError ends the run."""
 
+    def status(self) -> list[str]:
+        """Return words for the progress line: what the sampler does now."""
+        return []
+
+    def news(self) -> list[str]:
+        """Return lines about what has happened since the last call; each is printed once."""
+        return []
+
     def table(self) -> str:
         """Return lines for the terminal, or ""; also write them to a file. Called every two minutes and at the end."""
         return ""

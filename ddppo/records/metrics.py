@@ -26,9 +26,6 @@ class Metric:
     reduction: str  # how the values of the ranks become one, or PER_RANK
     meaning: str
     source: str  # a paper's equation, a page of docs/, or "count"
-    on_line: str = (
-        ""  # label on the progress line, where the value is shown as a whole number; "" if not shown
-    )
 
 
 # Sources and reductions that several rows share.

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ddppo.processes.machine import memory_of
-from ddppo.records.metrics import EXCLUSIVE_PARTS, TASK_PREFIX, IterationReport, plugin_metrics
+from ddppo.records.metrics import EXCLUSIVE_PARTS, TASK_PREFIX, IterationReport
 from ddppo.records.terminal_text import duration, number
 
 Clock = Callable[[], float]  # seconds, monotonic
@@ -115,12 +115,14 @@ class ProgressLine:
         self._parts = dict.fromkeys(EXCLUSIVE_PARTS, 0.0)  # seconds since last shown, mean over ranks
         self._busy: list[float] = []  # t_rollout + t_learn of each rank since last shown
         self._task_metrics: list[str] = []
+        self._status: list[str] = []  # of the task sampler
         self._memory = memory
         self._memory_is_due = Throttle(MEMORY_INTERVAL_S, clock)
         self._memory_mb: float | None = None
 
-    def add(self, report: IterationReport) -> None:
-        """Take in the report of an iteration."""
+    def add(self, report: IterationReport, status: Sequence[str] = ()) -> None:
+        """Take in the report of an iteration, and what the task sampler says of it."""
+        self._status = list(status)
         if self._start is None:
             # This process began to train one iteration ago, at zero or at a checkpoint.
             t_iter = report.rank_mean("time/t_iter") or 0.0
@@ -166,8 +168,7 @@ class ProgressLine:
         """Return pace and latest metrics; `sparklines` draws all evaluations so far in front of the latest."""
         steps, wall_s = self.env_steps - self._window_start[0], self._wall_s - self._window_start[1]
         words = [f"iteration {self._iteration:,}", f"FPS {steps / wall_s:,.0f}" if wall_s > 0 else "FPS ?"]
-        plugin_rows = ((row.name, row.on_line, ".0f") for row in plugin_metrics() if row.on_line)
-        for name, label, form in (*_SHOWN_METRICS, *plugin_rows):
+        for name, label, form in _SHOWN_METRICS:
             if name in self._latest:
                 if sparklines and name == "eval/return_mean" and len(self._evaluations) > 1:
                     label = f"{label} {sparkline(self._evaluations)}"
@@ -176,7 +177,7 @@ class ProgressLine:
             f"{name.removeprefix(TASK_PREFIX)} {self._latest[name]:g}"
             for name in self._task_metrics[:_MAX_TASK_METRICS]
         )
-        return words
+        return words + self._status
 
     def split(self) -> list[str]:
         """Return the share of each part of an iteration, mean over ranks."""
@@ -214,8 +215,8 @@ class Display(Protocol):
 
     def start(self) -> None: ...
 
-    def update(self, report: IterationReport) -> None:
-        """Take in an iteration, and show it if a refresh is due."""
+    def update(self, report: IterationReport, status: Sequence[str] = ()) -> None:
+        """Take in an iteration and the task sampler's words about it, and show both if a refresh is due."""
 
     def say(self, text: str) -> None:
         """Print lines, above the part that is kept in place."""
@@ -229,7 +230,7 @@ class NullDisplay:
     def start(self) -> None:
         pass
 
-    def update(self, report: IterationReport) -> None:
+    def update(self, report: IterationReport, status: Sequence[str] = ()) -> None:
         pass
 
     def say(self, text: str) -> None:
@@ -250,8 +251,8 @@ class _ThrottledDisplay:
     def start(self) -> None:
         pass
 
-    def update(self, report: IterationReport) -> None:
-        self._progress.add(report)
+    def update(self, report: IterationReport, status: Sequence[str] = ()) -> None:
+        self._progress.add(report, status)
         self._pending = True
         if self._due():
             self._show()

@@ -215,7 +215,9 @@ class Recorder:
                 self._view("the journal's pictures", self._show_pictures, report.env_steps)
         for name, tracker in self.trackers.items():
             self._view(name, tracker.write, report)
-        self._view("the progress display", self.display.update, report)
+        for line in self.sampler_records.news():
+            self._view("the progress display", self.display.say, line)
+        self._view("the progress display", self.display.update, report, self.sampler_records.status())
         if not is_last and self._table_is_due():
             self._view("the task sampler's table", self._show_table)
 

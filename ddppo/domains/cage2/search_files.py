@@ -36,8 +36,9 @@ class TrialRecord:
     total: int  # episodes of the search at its end
     passed: bool
     ended_by: str  # one of ENDS; "" while it is running
-    score: float  # NaN while it is running
-    noise_variance: float  # of the score, 0 if unknown
+    score: float  # NaN while it is running, and if it was cut off
+    mean_return: float  # of the game alone, in the last iterations; NaN while it is running
+    noise_variance: float  # of mean_return, from the spread of its episodes alone; 0 if unknown
     compliance: float
     repairs: float
 
@@ -77,6 +78,7 @@ class Search:
     trials: tuple[TrialRecord, ...]
     mean: np.ndarray  # posterior mean [120], empty before a trial has ended
     deviation: np.ndarray  # posterior deviation, likewise
+    noise: float  # standard deviation of the scores of one order under repeated trials; NaN if unknown
     sampled: tuple[Sampled, ...]
     episodes: Episodes
     missing: tuple[str, ...]  # names of logs that do not exist
@@ -110,6 +112,7 @@ def read_search(folder: Path) -> Search:
         )
         _check_lineage(trials)
         mean, deviation = _posterior(content.section("posterior", default={}))
+        noise = content.section("posterior", default={}).number("noise_deviation", low=0, default=math.nan)
         beta, inherit = content.number("beta", low=0), content.text("inherit")
         budget = content.whole("budget_episodes")
     except FieldError as e:
@@ -128,6 +131,7 @@ def read_search(folder: Path) -> Search:
         trials=trials,
         mean=mean,
         deviation=deviation,
+        noise=noise,
         sampled=tuple(_rows(folder / SAMPLING_LOG, [f.name for f in fields(Sampled)], _sampled)),
         episodes=_episodes(folder / TRAINING_LOG),
         missing=tuple(name for name in (TRAINING_LOG, SAMPLING_LOG) if not (folder / name).exists()),
@@ -159,6 +163,7 @@ def _trial(entry: Fields) -> TrialRecord:
         total=entry.whole("episodes_total"),
         passed=entry.flag("passed", default=False),
         ended_by=entry.text("ended_by", choices=ENDS, default=""),
+        mean_return=entry.number("mean_return", default=math.nan),
         score=entry.number("score", default=math.nan),
         noise_variance=entry.number("noise_variance", low=0, default=0.0),
         compliance=entry.number("compliance", low=0, high=1, default=math.nan),

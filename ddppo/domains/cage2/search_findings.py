@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ddppo.domains.cage2.search.campaign import FEW
 from ddppo.domains.cage2.search.orders import KENDALL, KINDS, ORDERS, PRESETS, order_id
 from ddppo.domains.cage2.search_files import Search, TrialRecord
+from ddppo.search.ucb import COVERS
 from ddppo.statistics import median
 from ddppo.study.columns import percent
 
@@ -25,7 +27,7 @@ _BY = {
     "gate": "the gate",
     "plateau": "a plateau",
     "limit": "the limit of episodes",
-    "budget": "the end of the budget",
+    "budget": "the end of the budget, which cut them off",
 }
 
 
@@ -164,9 +166,27 @@ def named(order: int) -> str:
 
 
 def score(trial: TrialRecord) -> str:
-    """Return the score of a trial, with its standard error if it is known."""
-    error = math.sqrt(trial.noise_variance)
-    return "–" if math.isnan(trial.score) else f"{trial.score:.4g}" + (f" ± {error:.2g}" if error else "")
+    """Return the score of a trial; of one that was cut off, its return."""
+    if not math.isnan(trial.score):
+        return f"{trial.score:.4g}"
+    return "–" if math.isnan(trial.mean_return) else f"cut off at {trial.mean_return:.4g}"
+
+
+def interval(search: Search, order: int) -> str:
+    """Return the 95 % interval of the expected score of an order."""
+    half = COVERS * search.deviation[order]
+    return f"{search.mean[order] - half:.4g} to {search.mean[order] + half:.4g}"
+
+
+def pooled_repeats(search: Search) -> tuple[float, int]:
+    """Return the pooled standard deviation of scores within an order, and its degrees of freedom; (NaN, 0) if none."""
+    of_order: dict[int, list[float]] = {}
+    for trial in search.ended:
+        of_order.setdefault(trial.order_id, []).append(trial.score)
+    groups = [np.array(scores) for scores in of_order.values()]
+    degrees = sum(len(scores) - 1 for scores in groups)
+    squares = sum(float(((scores - scores.mean()) ** 2).sum()) for scores in groups)
+    return (math.sqrt(squares / degrees), degrees) if degrees else (math.nan, 0)
 
 
 def sentences(search: Search) -> list[str]:
@@ -174,6 +194,7 @@ def sentences(search: Search) -> list[str]:
     if not search.ended:
         return [_progress(search), "No trial has a score yet, so there is nothing to compare."]
     paragraphs = [_progress(search), _best(search) if search.mean.size else _highest(search), _gate(search)]
+    paragraphs += _noise(search)
     paragraphs += [_inheritance(search), *_ages(search)] if search.inherit != NOTHING else []
     ranks_orders = search.mean.size and np.ptp(search.mean) > 0  # a single score ranks nothing
     return paragraphs + ([_presets(search), _places(search)] if ranks_orders else [])
@@ -184,9 +205,15 @@ def _progress(search: Search) -> str:
     episodes = max((trial.total for trial in search.trials), default=0)
     state = _ENDED.get(search.status, "The search is under way, or was killed")
     trials = "1 trial has" if ended == 1 else f"{ended} trials have"
+    cut = [trial.number for trial in search.trials if trial.ended_by == "budget"]
+    rest = (
+        f" Trial {cut[-1]} was cut off by the budget: its policy had not settled, and it is not scored."
+        if cut
+        else ""
+    )
     return (
         f"{state}: {trials} a score, of {orders} of the {len(ORDERS)} orders, after {episodes:,} of "
-        f"{search.budget_episodes:,} episodes."
+        f"{search.budget_episodes:,} episodes.{rest}"
     )
 
 
@@ -206,16 +233,20 @@ def _best(search: Search) -> str:
     counts = {trial.order_id for trial in passed or search.ended}
     first, *others = [order for order in ranked if order in counts]
     trial = [each for each in passed or search.ended if each.order_id == first][-1]
+    # The first few scores tell no scale.
+    spread = f", 95 % interval {interval(search, first)}" if len(search.ended) >= FEW else ""
     kept = "" if math.isnan(trial.compliance) else f" at {percent(trial.compliance)} compliance"
     among = "the orders that passed the gate" if passed else "the orders tried (none passed the gate)"
     sentences = (
-        f"Best of {among}, by the posterior, is {named(first)} (order {first}): mean {mean[first]:.4g}, "
-        f"deviation {deviation[first]:.2g}; trial {trial.number} scored {score(trial)}{kept}."
+        f"Best of {among}, by the posterior, is {named(first)} (order {first}): mean {mean[first]:.4g}"
+        f"{spread}; trial {trial.number} scored {score(trial)}{kept}."
     )
     # 2. Its lead over the second, in units of their common deviation.
     if others:
         apart, common = mean[first] - mean[others[0]], math.hypot(deviation[first], deviation[others[0]])
-        certain = "clearly lower" if apart > 2 * common else "it is not certain which of the two is better"
+        certain = (
+            "clearly lower" if apart > COVERS * common else "it is not certain which of the two is better"
+        )
         sentences += (
             f" The next, order {others[0]}, is {apart:.2g} lower with a common deviation of {common:.2g}: "
             f"{certain}."
@@ -264,14 +295,35 @@ def _inheritance(search: Search) -> str:
 
 
 def _ages(search: Search) -> list[str]:
-    """Return a warning if scores rise with the age of policies, because the posterior attributes that to the orders."""
+    """Return a sentence on the age of policies, if scores rise with it."""
     scores = [trial.score for trial in search.ended]
     together = rank_correlation(learned_from(search), scores)
     if len(scores) < _LEAST_TRIALS or not together > _TOGETHER:
         return []
     return [
         "Scores rise with the episodes from which a policy has learned, inherited ones included (rank correlation "
-        f"{together:.2f}). The posterior attributes that to the orders: orders tried early may be better than it says."
+        f"{together:.2f}). The posterior knows these ages: it gives the score that each order is expected to have with "
+        "a policy as old as the oldest, and takes the doubt about that into its intervals."
+    ]
+
+
+def _noise(search: Search) -> list[str]:
+    """Return a sentence on how much a repeated trial differs, beside the spread of episodes within a trial."""
+    if math.isnan(search.noise):
+        return []
+    pooled, degrees = pooled_repeats(search)
+    repeats = (
+        f"{degrees} repeat{'s' if degrees > 1 else ''} of orders, with a pooled deviation of {pooled:.2g}"
+        if degrees
+        else "no order was tried twice, so this rests on the likeness of orders and on the prior"
+    )
+    within = median(
+        [math.sqrt(trial.noise_variance) for trial in search.ended if trial.noise_variance] or [0.0]
+    )
+    spread = f" The spread of episodes within a trial alone would say {within:.2g}." if within else ""
+    return [
+        f"Trained again, an order scores differently by a standard deviation of {search.noise:.2g} ({repeats})."
+        f"{spread}"
     ]
 
 

@@ -28,6 +28,7 @@ from ddppo.domains.cage2.search_findings import (
 )
 from ddppo.errors import ConfigError
 from ddppo.files import write_json
+from ddppo.search.ucb import COVERS
 from ddppo.study.columns import percent
 from ddppo.study.page import files, tables
 from ddppo.study.page.chart import Axis, Chart, stylesheet
@@ -145,12 +146,16 @@ def _trials(search: Search) -> Shown:
             "from": [_parent(search, t) for t in search.trials],
             "episodes": [f"{t.episodes:,}" for t in search.trials],
             "total": [f"{t.total:,}" for t in search.trials],
-            "ended by": [t.ended_by or "under way" for t in search.trials],
+            "ended by": [_end(t) for t in search.trials],
             "compliance": [tables.number(100 * t.compliance, "{:.1f} %") for t in search.trials],
             "repairs": [tables.number(t.repairs, "{:.4g}") for t in search.trials],
             "score": [score(t) for t in search.trials],
         }
     )
+
+
+def _end(trial: TrialRecord) -> str:
+    return "cut off" if trial.ended_by == "budget" else trial.ended_by or "under way"
 
 
 def _parent(search: Search, trial: TrialRecord) -> str:
@@ -167,7 +172,7 @@ def _lineage(search: Search) -> Shown:
             "distance": ["" if (far := distance(search, t)) is None else str(far) for _, t in rows],
             "highest priority first": [named(t.order_id) for _, t in rows],
             "episodes": [f"{t.episodes:,}" for _, t in rows],
-            "ended by": [t.ended_by or "under way" for _, t in rows],
+            "ended by": [_end(t) for _, t in rows],
             "score": [score(t) for _, t in rows],
         }
     )
@@ -187,16 +192,30 @@ def _posterior_rows(search: Search) -> list[dict[str, Any]]:
             "order": named(order),
             "mean": float(search.mean[order]),
             "deviation": float(search.deviation[order]),
+            "low": float(search.mean[order] - COVERS * search.deviation[order]),
+            "high": float(search.mean[order] + COVERS * search.deviation[order]),
+            "ucb": float(search.mean[order] + search.beta * search.deviation[order]),
             "preset": presets.get(order, ""),
-            "trials": " ".join(map(str, of_order.get(order, ()))),
+            "trials": " ".join(map(str, of_order.get(order, ()))) or "not tried",
         }
         for place, order in enumerate(by_mean(search), start=1)
     ]
 
 
 def _ranked(search: Search) -> Shown:
-    head = ["place", "order", "highest priority first", "mean", "deviation", "preset", "trials"]
-    forms = ("{place}", "{order_id}", "{order}", "{mean:.4g}", "{deviation:.2g}", "{preset}", "{trials}")
+    head = ["place", "order", "highest priority first", "mean", "95 % interval", "UCB", "preset", "trials"]
+    forms = (
+        *(
+            "{place}",
+            "{order_id}",
+            "{order}",
+            "{mean:+.4g}",
+            "{low:+.4g} to {high:+.4g}",
+            "{ucb:+.4g}",
+            "{preset}",
+        ),
+        "{trials}",
+    )
     return Shown(head, [[form.format(**row) for form in forms] for row in _posterior_rows(search)])
 
 
@@ -234,13 +253,16 @@ def _posterior(search: Search) -> Chart:
         f"Expected scores of all {len(ORDERS)} orders",
         Axis("place by posterior mean"),
         Axis("score"),
-        "The band is one deviation on either side of the mean; each dot has its order as a tooltip.",
+        "The band holds 95 % (docs/search.md has how often it did in planted searches); the dashed line is the upper "
+        "confidence bound by which the next order is chosen. Each dot has its order as a tooltip.",
     )
     # The posterior of all orders, by falling mean.
     ranked = by_mean(search)
     place = {order: 1 + i for i, order in enumerate(ranked)}
     mean, deviation, xs = search.mean[ranked], search.deviation[ranked], list(range(1, len(ranked) + 1))
-    chart.band(xs, (mean - deviation).tolist(), (mean + deviation).tolist(), "blue")
+    chart.band(xs, (mean - COVERS * deviation).tolist(), (mean + COVERS * deviation).tolist(), "blue")
+    ucb = (mean + search.beta * deviation).tolist()
+    chart.line(xs, ucb, "green", f"UCB: mean + {search.beta:g} deviations", dashed=True)
     chart.line(xs, mean.tolist(), "blue", "posterior mean")
     tooltips = [
         f"place {i}: {named(o)} (order {o}), {_expected(search, o)}" for i, o in zip(xs, ranked, strict=True)
@@ -263,7 +285,8 @@ def _posterior(search: Search) -> Chart:
 
 
 def _expected(search: Search, order: int) -> str:
-    return f"mean {search.mean[order]:.4g}, deviation {search.deviation[order]:.2g}"
+    ucb = search.mean[order] + search.beta * search.deviation[order]
+    return f"mean {search.mean[order]:+.4g}, deviation {search.deviation[order]:.2g}, UCB {ucb:+.4g}"
 
 
 def _best_by_ucb(search: Search) -> Chart:
@@ -318,10 +341,9 @@ def _regret(chart: Chart, search: Search, xs: list[int]) -> Chart:
     corners = [x for x in xs for _ in range(2)][1:]
     chart.line(corners, [y for y in best for _ in range(2)][:-1], "blue", "best so far")
     for x, trial in zip(xs, ended, strict=True):
-        # One standard error of the score; with many trials the chart would be full of them.
-        error = math.sqrt(trial.noise_variance)
-        if error and len(ended) <= _MANY:
-            chart.whisker(x, trial.score - error, trial.score + error, "orange")
+        # One deviation of repeated trials; with many trials the chart would be full of them.
+        if not math.isnan(search.noise) and len(ended) <= _MANY:
+            chart.whisker(x, trial.score - search.noise, trial.score + search.noise, "orange")
     _draw_trials(chart, ended, xs, [t.score for t in ended], "orange", "scores of trials")
     return chart
 

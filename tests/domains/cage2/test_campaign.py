@@ -14,7 +14,7 @@ from ddppo.domains.cage2.search.records import SearchRecords
 from ddppo.domains.cage2.search.sampler import OrderSearch, ucb_over_orders
 from ddppo.domains.cage2.search.settings import SearchSettings
 from ddppo.errors import EnvOutputError, RunFolderError, TrainingError
-from ddppo.search.ucb import Estimate
+from ddppo.search.ucb import COVERS, Estimate
 
 NUM_ENVS = 4
 
@@ -23,13 +23,14 @@ class Listed:
     """Proposes orders from a list, and remembers what it was told; the posterior is the last value told."""
 
     def __init__(self, ids):
-        self.ids, self.told = list(ids), []
+        self.ids, self.told, self.covariates = list(ids), [], []
 
     def ask(self, n=1):
         return [ORDERS[self.ids[len(self.told)]]]
 
-    def tell(self, point, value, noise_variance=None):
+    def tell(self, point, value, noise_variance=None, covariate=0.0):
         self.told.append((order_id(point), value))
+        self.covariates.append(covariate)
 
     def posterior(self):
         mean = np.full(120, -100.0)
@@ -134,7 +135,10 @@ def test_the_budget_counts_the_episodes_of_all_environments_and_ends_the_last_tr
     ended = iterate(search, 0)
     assert (ended.ended_by, ended.passed, search.is_over) == ("budget", False, True)
     assert [trial.episodes_total for trial in search.trials] == [4, 8, 12, 20]
-    assert len(search.proposer.told) == 4
+    assert [i for i, _ in search.proposer.told] == [0, 1, 2]  # the last was cut off, and is not scored
+    assert (ended.score, ended.mean_return) == (None, -1.0)
+    assert "trial 3 was cut off by the budget: " in search.said_of_end(ended)
+    assert "not scored, it had a return of -1.00" in search.said_of_end(ended)
 
 
 def test_a_run_that_ends_before_its_budget_as_where_episodes_were_lost_ends_its_trial_too():
@@ -144,11 +148,51 @@ def test_a_run_that_ends_before_its_budget_as_where_episodes_were_lost_ends_its_
     iterate(search, 0, reward=-7.0)
     ended = search.conclude()
     assert (ended.ended_by, ended.passed, search.current) == ("budget", False, None)
-    assert len(search.proposer.told) == 2
+    assert len(search.proposer.told) == 1
     search.begin(5)  # of which nobody played an episode
     assert search.conclude() is None
     assert [trial.order_id for trial in search.trials] == [0, 1]
     assert len(search.candidates) == 2
+
+
+def test_a_search_whose_only_trial_was_cut_off_has_a_best_order_without_a_posterior():
+    search = campaign()
+    iterate(search, 3, reward=-7.0)
+    search.conclude()
+    best = search.best()
+    assert (best["order_id"], best["mean_return"], "mean" in best, "score" in best) == (0, -7.0, False, False)
+    assert search.as_json()["posterior"] == {}
+
+
+def test_the_age_of_a_policy_counts_the_episodes_of_all_its_ancestors_and_is_told_with_the_score():
+    search = campaign(ids=[0, 119, 0, 1], inherit="same")
+    for _ in range(4):
+        iterate(search)
+    assert [trial.age for trial in search.trials] == [4, 4, 8, 4]
+    assert search.proposer.covariates == pytest.approx(np.log([4, 4, 8, 4]))
+    alike = campaign(inherit="nothing")
+    iterate(alike)
+    assert alike.proposer.covariates == [0.0]  # trials that start alike
+
+
+def test_the_progress_line_names_the_trial_its_order_both_rewards_and_the_best_so_far():
+    search = campaign()
+    iterate(search, 9, reward=-4.0)
+    assert search.status() == [
+        f"trial 0 {words(ORDERS[0])}",
+        "game -4.00",
+        "alignment +2.00",
+        "compliance 90%",
+    ]
+    ended = iterate(search, 10, reward=-2.0)
+    assert search.said_of_end(ended) == (
+        f"trial 0 passed its gate: {words(ORDERS[0])}, score -3.00, compliance 100%, 8 episodes; best -3.00 "
+        f"{words(ORDERS[0])}"
+    )
+    for _ in range(3):
+        ended = iterate(search, reward=-2.0)
+    assert search.status()[-1] == f"best -2.00 ({-2 - COVERS:.2f} to {-2 + COVERS:.2f}) {words(ORDERS[3])}"
+    assert search.said_of_end(ended).endswith(search.status()[-1])
 
 
 def test_the_score_is_the_mean_return_of_the_last_iterations_and_failed_gates_are_told_too():
@@ -298,6 +342,17 @@ def test_every_episode_has_a_line_and_every_trial_its_three_best(tmp_path):
         "-1.0",
         "False",
     )
+    orders = rows(tmp_path / "orders.csv")
+    assert len(orders) == 120
+    first = orders[0]
+    assert [first[name] for name in ("rank", "ucb", "mean", "trials")] == ["1", "1.0", "-1.0", "1"]
+    assert {row["trials"] for row in orders[2:]} == {"0"}
+    assert (orders[-1]["ucb"], orders[-1]["trial_ids"]) == ("-98.0", "")
+    assert [line.split(":")[0] for line in records.news()] == [
+        "trial 0 passed its gate",
+        "trial 1 passed its gate",
+    ]
+    assert records.news() == []
     told = json.loads((tmp_path / "search.json").read_text())
     assert [trial["ended_by"] for trial in told["trials"]] == ["gate", "gate"]
     assert len(told["posterior"]["mean"]) == len(told["posterior"]["deviation"]) == 120

@@ -66,6 +66,38 @@ def test_a_search_says_its_best_order_the_gate_what_was_inherited_and_the_preset
         assert preset in text
 
 
+def test_the_page_says_what_a_repeated_trial_differs_by_and_not_only_the_spread_of_episodes(tmp_path):
+    search = searched(12)
+    search.trials[3]["order_id"] = search.trials[2]["order_id"]
+    search.trials[2]["score"], search.trials[3]["score"] = -40.0, -46.0
+    change(
+        search.write(tmp_path),
+        "posterior",
+        {"mean": [-50.0] * 120, "deviation": [2.0] * 120, "noise_deviation": 3.5},
+    )
+    text = text_of(page(read_search(tmp_path)))
+    assert "Trained again, an order scores differently by a standard deviation of 3.5 (1 repeat " in text
+    assert "a pooled deviation of 4.2" in text
+    assert "The spread of episodes within a trial alone would say 1." in text
+
+
+def test_a_trial_that_the_budget_cut_off_is_shown_as_such_and_is_not_compared(tmp_path):
+    search = searched(6).trial(ends=False)
+    search.trials[-1] |= {"ended_by": "budget", "mean_return": -33.25}
+    text = text_of(page(read_search(search.write(tmp_path))))
+    assert "6 trials have a score" in text
+    assert "Trial 6 was cut off by the budget: its policy had not settled, and it is not scored." in text
+    assert "cut off at -33.25" in text
+
+
+def test_all_orders_have_their_bound_with_its_sign_tried_or_not(made_up, tmp_path):
+    text = text_of(page(read_search(made_up.write(tmp_path))))
+    tried = len({trial["order_id"] for trial in made_up.trials if trial["score"] is not None})
+    assert text.count("not tried") >= 120 - tried
+    mean, deviation = made_up.posterior()
+    assert f"{mean[5] + made_up.beta * deviation[5]:+.4g}" in text
+
+
 def test_where_nothing_passed_the_gate_the_best_of_what_was_tried_is_said_to_be_no_more(tmp_path):
     search = MadeUp().trial(passes=False)
     assert "Best of the orders tried (none passed the gate), by" in page(read_search(search.write(tmp_path)))
@@ -215,6 +247,7 @@ def trial(number, parent=None, order_id=0, **more):
         "total": 100,
         "passed": True,
         "ended_by": "gate",
+        "mean_return": 0.0,
         "score": 0.0,
         "noise_variance": 0.0,
     }

@@ -20,10 +20,17 @@ from ddppo.domains.cage2.search.orders import ORDERS, Order, nearest, words
 from ddppo.domains.cage2.search.outcomes import OrderOutcome, decode_outcomes
 from ddppo.domains.cage2.search.settings import SearchSettings
 from ddppo.errors import TrainingError
-from ddppo.search.ucb import Estimate
+from ddppo.search.ucb import COVERS, Estimate
 
 _RISE = 0.01  # rise of compliance, and relative rise of returns, that counts as progress
+FEW = 4  # scores from which intervals are shown: so many trials are drawn at random before the search chooses
 _NUM_BEST = 3  # candidates that are recorded when an order is chosen
+_ENDS = {
+    "gate": "passed its gate",
+    "plateau": "ended at a plateau",
+    "limit": "ended at its limit",
+    "budget": "was cut off by the budget",
+}
 
 
 class Proposer(Protocol):
@@ -31,7 +38,10 @@ class Proposer(Protocol):
 
     def ask(self, n: int = 1) -> list[Order]: ...
 
-    def tell(self, point: Order, value: float, noise_variance: float | None = None) -> None: ...
+    def tell(
+        self, point: Order, value: float, noise_variance: float | None = None, covariate: float = 0.0
+    ) -> None:
+        """Take in a score, and as its covariate the logarithm of the policy's age in episodes."""
 
     def posterior(self) -> tuple[np.ndarray, np.ndarray]: ...
 
@@ -52,9 +62,12 @@ class OrderTrial:
     episodes: int = 0  # of all environments in this trial so far
     episodes_total: int = 0  # in this and all earlier trials
     passed: bool = False  # the gate, in the last iteration
-    ended_by: str | None = None  # gate, plateau, limit or budget; None until it ends
-    score: float | None = None  # mean return of the last iterations minus the penalty for missing compliance
-    noise_variance: float | None = None  # of that mean, from the spread of episodes alone
+    ended_by: str | None = None  # gate, plateau, limit or budget (cut off); None until it ends
+    age: int | None = None  # episodes from which its policy has learned at its end, inherited ones included
+    mean_return: float | None = None  # of the game alone, in the last iterations
+    # mean_return minus the penalty for missing compliance; None if the trial was cut off: it had not settled.
+    score: float | None = None
+    noise_variance: float | None = None  # of mean_return, from the spread of its episodes alone
     compliance: float | None = None  # of the last iteration
     repairs: int | None = None  # of the last iteration
 
@@ -171,10 +184,10 @@ class Campaign:
         returns = [outcome.reward for outcome in outcomes]
         self._progress.record(trial.compliance, returns, self.settings.score_iterations)
         # 3. Decide whether it ends, and if so, score it.
-        trial.ended_by = self._why_ended(trial)
-        if trial.ended_by is None:
+        reason = self._why_ended(trial)
+        if reason is None:
             return None
-        self._score(trial)
+        self._end(trial, reason)
         return trial
 
     def to_keep(self) -> list[int]:
@@ -194,8 +207,7 @@ class Campaign:
             self.trials.pop()
             self.candidates.pop()
             return None
-        trial.ended_by = "budget"
-        self._score(trial)
+        self._end(trial, "budget")
         return trial
 
     def metrics(self) -> dict[str, float]:
@@ -214,23 +226,68 @@ class Campaign:
             "episodes": float(self.num_episodes),
         }
 
+    @property
+    def has_scores(self) -> bool:
+        return any(trial.score is not None for trial in self.trials)
+
     def best(self) -> dict[str, Any] | None:
-        """Return the best order tried, by posterior mean, among the trials that passed their gate if there are any."""
+        """Return the best order tried, by posterior mean, among the trials that passed their gate if there are any.
+
+        Trials that were cut off have no score and do not count, unless there is no other: then the last one is the
+        best, and there is no posterior.
+        """
         ended = [trial for trial in self.trials if trial.ended_by is not None]
-        found = [trial for trial in ended if trial.passed] or ended
-        if not found:
+        if not ended:
             return None
+        if not self.has_scores:
+            return {**ended[-1].as_written(), "preset": preset_of(ended[-1].order)}
+        scored = [trial for trial in ended if trial.score is not None]
+        found = [trial for trial in scored if trial.passed] or scored
         mean, deviation = self.proposer.posterior()
         best = max(found, key=lambda trial: (mean[trial.order_id], trial.trial))
         posterior = {"mean": float(mean[best.order_id]), "deviation": float(deviation[best.order_id])}
-        return {**best.as_written(), "preset": preset_of(best.order), **posterior}
+        return {**best.as_written(), "preset": preset_of(best.order), **posterior, "scores": len(scored)}
+
+    def status(self) -> list[str]:
+        """Return the words of the progress line: the trial and its order, its returns, and the best order so far."""
+        number, outcomes = self.last_iteration
+        trial = self.trials[number]
+        means = [
+            np.mean([getattr(o, name) for o in outcomes]) for name in ("reward", "alignment", "compliance")
+        ]
+        words_ = [
+            f"trial {number} {words(trial.order)}",
+            f"game {means[0]:.2f}",
+            f"alignment {means[1]:+.2f}",
+            f"compliance {means[2]:.0%}",
+        ]
+        best = self.best()
+        return words_ if best is None else [*words_, f"best {said_of(best)}"]
+
+    def said_of_end(self, trial: OrderTrial) -> str:
+        """Return the line for a trial that has ended."""
+        assert trial.ended_by is not None
+        result = (
+            f"not scored, it had a return of {trial.mean_return:.2f}"
+            if trial.score is None
+            else f"score {trial.score:.2f}"
+        )
+        line = (
+            f"trial {trial.trial} {_ENDS[trial.ended_by]}: {words(trial.order)}, {result}, compliance "
+            f"{trial.compliance:.0%}, {trial.episodes:,} episodes"
+        )
+        best = self.best()
+        return line if best is None else f"{line}; best {said_of(best)}"
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of search.json."""
         settings, posterior = self.settings, {}
-        if any(trial.score is not None for trial in self.trials):
+        if self.has_scores:
             mean, deviation = self.proposer.posterior()
             posterior = {"mean": mean.tolist(), "deviation": deviation.tolist()}
+            # A proposer of the user's own may not know its noise.
+            if (noise := getattr(self.proposer, "noise_deviation", None)) is not None:
+                posterior["noise_deviation"] = noise()
         return {
             "names": list(orders.KINDS),
             "beta": settings.beta,
@@ -289,25 +346,39 @@ class Campaign:
             return "plateau"
         return "budget" if self.is_over else None
 
-    def _score(self, trial: OrderTrial) -> None:
-        """Score a trial that has ended, passed or not, and report the score to the proposer.
+    def _end(self, trial: OrderTrial, reason: str) -> None:
+        """End a trial, passed or not, and report its score to the proposer.
 
         score = mean return of the last iterations - shortfall_weight * max(0, gate - compliance), the latter only if it
-        failed its gate.
+        failed its gate. A trial that the budget cuts off is not scored: its policy would still have improved.
         """
         assert trial.compliance is not None
+        trial.ended_by = reason
         returns = np.array(list(chain(*self._progress.returns)))
+        trial.mean_return = float(returns.mean())
+        trial.noise_variance = float(returns.var(ddof=1)) / len(returns) if len(returns) > 1 else 0.0
+        trial.age = self._age(trial)
+        if reason == "budget":
+            return
         # A trial that failed its gate loses score by its missing compliance: an order is worth nothing if episodes
         # ignore it.
         shortfall = 0.0 if trial.passed else max(0.0, self.settings.gate_compliance - trial.compliance)
-        trial.score = float(returns.mean()) - self.settings.shortfall_weight * shortfall
-        trial.noise_variance = float(returns.var(ddof=1)) / len(returns) if len(returns) > 1 else 0.0
-        # None: the proposer estimates the noise from all trials. The spread between two trainings of one order is
-        # larger than the spread of episodes.
-        self.proposer.tell(trial.order, trial.score, None)
+        trial.score = trial.mean_return - self.settings.shortfall_weight * shortfall
+        # None: the proposer estimates the noise from trials that repeat an order. The spread between two trainings of
+        # one order is larger than the spread of episodes. Scores rise with the age of the policy, so it is told too;
+        # trials that start alike have no age that differs.
+        age = 0.0 if self.settings.inherit == "nothing" else math.log(trial.age)
+        self.proposer.tell(trial.order, trial.score, None, covariate=age)
+
+    def _age(self, trial: OrderTrial) -> int:
+        """Return the episodes from which the policy of a trial has learned, those of its ancestors included."""
+        age, source = trial.episodes, trial.inherited_from
+        while source is not None:
+            age, source = age + self.trials[source].episodes, self.trials[source].inherited_from
+        return age
 
     def _best_by_ucb(self, chosen: int) -> list[dict[str, Any]]:
-        estimates = self.proposer.best(_NUM_BEST) if any(t.score is not None for t in self.trials) else []
+        estimates = self.proposer.best(_NUM_BEST) if self.has_scores else []
         return [
             {"order_id": orders.order_id(e.point), "ucb": e.ucb, "mean": e.mean, "deviation": e.deviation}
             | {"chosen": orders.order_id(e.point) == chosen}
@@ -318,3 +389,15 @@ class Campaign:
 def preset_of(order: Order) -> str:
     """Return the name of a preset order, or "other"."""
     return next((name for name, preset in orders.PRESETS.items() if preset == order), "other")
+
+
+def said_of(best: Mapping[str, Any]) -> str:
+    """Return the expected score of the best order with its 95 % interval, and the order.
+
+    A few scores tell no scale, and have no interval yet; without any the trial was cut off.
+    """
+    if "mean" not in best:
+        return f"cut off at {best['mean_return']:.2f} {best['order']}"
+    half = COVERS * best["deviation"]
+    spread = f" ({best['mean'] - half:.2f} to {best['mean'] + half:.2f})" if best["scores"] >= FEW else ""
+    return f"{best['mean']:.2f}{spread} {best['order']}"

@@ -16,27 +16,25 @@ from ddppo.scaling import BatchShape
 from ddppo.spaces import EnvSpec
 
 METRICS = tuple(
-    Metric(f"search/{name}", unit, "same on all ranks", meaning, "docs/search.md", on_line)
-    for name, unit, meaning, on_line in (
-        ("trial", "1", "number of the iteration's trial, from 0", "trial"),
-        ("order_id", "1", "index of its order among all 120", ""),
-        ("return_mean", "reward", "return of the environment alone, mean over the iteration's episodes", ""),
+    Metric(f"search/{name}", unit, "same on all ranks", meaning, "docs/search.md")
+    for name, unit, meaning in (
+        ("trial", "1", "number of the iteration's trial, from 0"),
+        ("order_id", "1", "index of its order among all 120"),
+        ("return_mean", "reward", "return of the environment alone, mean over the iteration's episodes"),
         (
             "alignment_mean",
             "reward",
             "reward for keeping to the order, mean over the iteration's episodes",
-            "",
         ),
         (
             "compliance",
             "fraction",
             "of repairs that kept to the order, mean over the iteration's episodes; 1/2 for one without a repair",
-            "",
         ),
-        ("repairs", "repairs", "in all episodes of the iteration", ""),
-        ("without_repairs", "fraction", "of the iteration's episodes without a repair", ""),
-        ("passed", "trials", "that passed their gate so far", ""),
-        ("episodes", "episodes", "of all environments so far", ""),
+        ("repairs", "repairs", "in all episodes of the iteration"),
+        ("without_repairs", "fraction", "of the iteration's episodes without a repair"),
+        ("passed", "trials", "that passed their gate so far"),
+        ("episodes", "episodes", "of all environments so far"),
     )
 )
 
