@@ -75,6 +75,8 @@ class Plugin:
     extra: str | None = None
     # {file name: report(ReportOptions, width), which returns the text}, for run folders that have such a file.
     reports: Mapping[str, str] = field(default_factory=dict)
+    # {file name: show(folder, top), which returns the text}: `python -m ddppo.search` of folders that have such a file.
+    searches: Mapping[str, str] = field(default_factory=dict)
     # {folder in a run folder: a function of the run folder that returns (heading, text) pairs}, which the report shows.
     excerpts: Mapping[str, str] = field(default_factory=dict)
 

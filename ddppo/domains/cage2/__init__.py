@@ -20,6 +20,7 @@ PLUGIN = Plugin(
     sections={"search": f"{__name__}.search.settings:SearchSettings"},
     samplers={"search": f"{__name__}.search.sampler:make_sampler"},
     metrics={"search/": f"{__name__}.search.settings:METRICS"},
+    searches={"search.json": f"{__name__}.search_report:show"},
     reports=dict.fromkeys(
         ("search.json", "training_log.csv", "gp_sampling_log.csv"), f"{__name__}.search_report:report"
     ),

@@ -10,7 +10,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from ddppo.domains.cage2.search.orders import KINDS, ORDERS, PRESETS, order_id
+from ddppo.domains.cage2.search.orders import KINDS, ORDERS, PRESETS, order_id, words
 from ddppo.domains.cage2.search_files import SAMPLING_LOG, TRAINING_LOG, Search, TrialRecord, read_search
 from ddppo.domains.cage2.search_findings import (
     NOTHING,
@@ -121,6 +121,27 @@ def on_terminal(search: Search, folder: Path, width: int | None = None) -> str:
     """Return the text for the terminal."""
     table = tables.on_terminal("Trials", _trials(search), width)
     return "\n".join([table, "", *sentences(search), "", f"report: {folder / 'report.html'}"])
+
+
+def show(folder: Path, top: int | None) -> str:
+    """Return what `python -m ddppo.search` prints: trials, what is known, and orders by upper confidence bound."""
+    search = read_search(folder)
+    lines = ["trial  from  episodes  compliance  score    ended by   order"]
+    for t in search.trials:
+        origin = "-" if t.inherited_from is None else str(t.inherited_from)
+        result = t.mean_return if math.isnan(t.score) else t.score
+        numbers = f"{t.number:>5}  {origin:>4}  {t.episodes:>8,}  {t.compliance:>10.1%}  {result:<+7.2f}"
+        lines.append(f"{numbers}  {_end(t):<9}  {words(ORDERS[t.order_id])}")
+    lines += ["", *sentences(search)]
+    if not search.mean.size:
+        return "\n".join(lines)
+    lines += ["", "Orders by upper confidence bound (UCB); the first is tried next."]
+    lines += [f"{'UCB':>8}  {'mean':>8}  {'95 % interval':<20}  {'trials':<9}  order"]
+    for row in sorted(_posterior_rows(search), key=lambda row: (-row["ucb"], row["order_id"]))[:top]:
+        spread = f"{row['low']:+.2f} to {row['high']:+.2f}"
+        numbers = f"{row['ucb']:>+8.2f}  {row['mean']:>+8.2f}  {spread:<20}"
+        lines.append(f"{numbers}  {row['trials']:<9}  {words(ORDERS[row['order_id']])}")
+    return "\n".join(lines)
 
 
 def _facts(search: Search) -> dict[str, str]:

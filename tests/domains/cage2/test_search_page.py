@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ddppo import report as door
+from ddppo.domains.cage2.search.orders import ORDERS, words
 from ddppo.domains.cage2.search_files import FILE, SAMPLING_LOG, TRAINING_LOG, TrialRecord, read_search
 from ddppo.domains.cage2.search_findings import (
     best_so_far,
@@ -22,6 +23,7 @@ from ddppo.domains.cage2.search_findings import (
 )
 from ddppo.domains.cage2.search_report import charts, make_report, page
 from ddppo.errors import ConfigError, RunFolderError
+from ddppo.search.__main__ import SearchOptions, shown
 from ddppo.study.report import ReportOptions, read
 from tests.domains.cage2.search_folders import MadeUp, searched
 from tests.study.test_page import NUMBERS, text_of
@@ -96,6 +98,18 @@ def test_all_orders_have_their_bound_with_its_sign_tried_or_not(made_up, tmp_pat
     assert text.count("not tried") >= 120 - tried
     mean, deviation = made_up.posterior()
     assert f"{mean[5] + made_up.beta * deviation[5]:+.4g}" in text
+
+
+def test_the_command_lists_trials_and_orders_by_their_bound_with_its_sign(made_up, tmp_path):
+    text = shown(SearchOptions(str(made_up.write(tmp_path)), top=3))
+    rows = text[text.index("Orders by upper confidence bound") :].splitlines()[2:]
+    mean, deviation = made_up.posterior()
+    ucb = mean + made_up.beta * deviation
+    assert [float(row.split()[0]) for row in rows] == pytest.approx(sorted(ucb)[:-4:-1], abs=0.01)
+    assert [row.split()[-1] for row in rows] == [
+        words(ORDERS[i]) for i in np.argsort(-ucb, kind="stable")[:3]
+    ]
+    assert sum("  gate       " in row for row in text.splitlines()) == 10
 
 
 def test_where_nothing_passed_the_gate_the_best_of_what_was_tried_is_said_to_be_no_more(tmp_path):
