@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _USAGE = """python -m ddppo.enjoy outputs/cartpole/<stamp> [episodes=3] [deterministic=false] ...
 python -m ddppo.enjoy outputs/cartpole/<stamp> out=policy.gif
+python -m ddppo.enjoy outputs/cage2/<stamp> out=game.html
 python -m ddppo.enjoy outputs/cloud/<stamp> episodes=3              # text: prints conversations"""
 
 
@@ -27,7 +28,9 @@ python -m ddppo.enjoy outputs/cloud/<stamp> episodes=3              # text: prin
 class EnjoyConfig:
     run: str = setting(MISSING, "the run folder")
     out: str | None = setting(
-        None, "file for the pictures, .gif or .mp4, instead of a window (needs the extra video)"
+        None,
+        "file instead of a window: .gif or .mp4 (needs the extra video), or .html for a page with a slider, of "
+        "tasks that draw one, such as CAGE 2",
     )
     checkpoint: str = setting("last", "last, best, or the path of a checkpoint file")
     episodes: int = setting(1, "number of episodes to show", low=1)

@@ -11,16 +11,18 @@ becomes a frame; for any other the first `add` raises an error, before an episod
 
 import importlib.util
 import os
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ddppo.errors import ConfigError, TrainingError
-from ddppo.files import stored
+from ddppo.files import stored, write_text
 from ddppo.package import install_command
 
-FORMATS = (".gif", ".mp4")
+PAGE = ".html"
+FORMATS = (".gif", ".mp4", PAGE)
 _CHANNELS = (1, 3, 4)  # grey, RGB, RGBA
 _RULE = "return an array [height, width, 3] of uint8"
 
@@ -29,6 +31,8 @@ def check_pictures(path: Path, asked: str) -> None:
     """Raise ConfigError if `path`, which the option `asked` names, cannot become a file of pictures."""
     if path.suffix not in FORMATS:
         raise ConfigError(f"{asked}: a file of pictures ends in {' or '.join(FORMATS)}")
+    if path.suffix == PAGE:  # text, written without packages
+        return
     if importlib.util.find_spec("imageio") is None:
         raise ConfigError(f"{asked} needs packages that are not installed: {install_command('video')}")
 
@@ -125,6 +129,71 @@ class Film:
                 raise TrainingError(f"{path} cannot be encoded: {_first_line(e)}") from e
             finally:
                 temporary.unlink(missing_ok=True)
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="data:,"><title>{title}</title><style>
+body {{ font-family: system-ui, sans-serif; margin: 1em auto; max-width: 60em; padding: 0 .6em; color: #1f2933 }}
+svg {{ width: 100%; height: auto }} p {{ display: flex; gap: .6em; align-items: center; flex-wrap: wrap }}
+input {{ flex: 1; min-width: 8em }} button {{ font: inherit; min-width: 5em }}
+.frame {{ display: none }} .frame.now {{ display: block }}
+</style></head><body><h1>{title}</h1>
+<p><button id="play">Play</button><input id="at" type="range" min="0" max="{last}" value="0" aria-label="state">
+<output id="said">0 of {last}</output></p>
+{frames}
+<script>
+const frames = document.querySelectorAll(".frame"), at = document.getElementById("at");
+function show() {{
+  frames.forEach((frame, i) => frame.classList.toggle("now", i === +at.value));
+  document.getElementById("said").textContent = at.value + " of {last}";
+}}
+let timer = null;
+document.getElementById("play").onclick = event => {{
+  if (timer) {{ clearInterval(timer); timer = null; event.target.textContent = "Play"; return; }}
+  if (+at.value === frames.length - 1) at.value = 0;
+  event.target.textContent = "Stop";
+  timer = setInterval(() => {{
+    at.value = +at.value + 1; show();
+    if (+at.value === frames.length - 1) {{ clearInterval(timer); timer = null; event.target.textContent = "Play"; }}
+  }}, {pause_ms});
+}};
+at.oninput = show; at.value = Math.min(+location.hash.slice(1) || 0, {last}); show();
+</script></body></html>
+"""
+
+
+class FilmPage:
+    """A page with a state after another and a slider, of a task that draws itself as HTML (render_mode=html).
+
+    `#12` behind the address shows state 12. asked: the option that asks for the page, for messages.
+    """
+
+    def __init__(self, env_id: str, asked: str) -> None:
+        self.frames: list[str] = []
+        self._env_id, self._asked = env_id, asked
+
+    def add(self, rendered: Any) -> None:
+        """Add the value of render(). Raises ConfigError if it is no text."""
+        if not isinstance(rendered, str):
+            raise ConfigError(
+                f"{self._asked}: {self._env_id} draws no page: render(), with render_mode=html, returned "
+                f"{type(rendered).__name__}: use a file that ends in .gif or .mp4"
+            )
+        self.frames.append(rendered)
+
+    def write(self, path: Path, fps: float) -> None:
+        """Write the page. Raises StorageError."""
+        frames = "\n".join(f'<div class="frame">{frame}</div>' for frame in self.frames)
+        text = _PAGE.format(
+            title=escape(self._env_id), last=len(self.frames) - 1, frames=frames, pause_ms=round(1000 / fps)
+        )
+        write_text(path, text)
+
+
+def film_for(path: Path, env_id: str, asked: str) -> "Film | FilmPage":
+    """Return what collects the states of a task for this file."""
+    return FilmPage(env_id, asked) if path.suffix == PAGE else Film(env_id, asked)
 
 
 def _is_array(value: Any) -> bool:

@@ -27,7 +27,7 @@ from ddppo.errors import ConfigError, EnvError, TrainingError, in_one_line
 from ddppo.package import install_command
 from ddppo.policies.acting import LoadedPolicy
 from ddppo.policies.loading import spaces_on_device
-from ddppo.policies.pictures import Film, check_pictures
+from ddppo.policies.pictures import PAGE, check_pictures, film_for
 from ddppo.seeding import derived_seed
 from ddppo.spaces import each
 
@@ -206,8 +206,8 @@ def record(
     Needs the extra `video`. Raises ConfigError if the task draws no pictures, TrainingError, StorageError.
     """
     check_pictures(path, asked)
-    film = Film(policy.trained.config.env.id, asked)
-    with _drawn(policy) as task:
+    film = film_for(path, policy.trained.config.env.id, asked)
+    with _drawn(policy, path) as task:
         yield from play(
             policy, task, episodes, seed, deterministic=deterministic, look=lambda: film.add(task.render())
         )
@@ -221,8 +221,8 @@ def check_draws(policy: LoadedPolicy, path: Path, asked: str) -> None:
     Raises ConfigError if the task draws no pictures, the task's own error, and the encoder's.
     """
     check_pictures(path, asked)
-    film = Film(policy.trained.config.env.id, asked)
-    with _drawn(policy) as task, blamed_on(policy.trained.config.env.id):
+    film = film_for(path, policy.trained.config.env.id, asked)
+    with _drawn(policy, path) as task, blamed_on(policy.trained.config.env.id):
         # Two states, because some tasks draw only after a step.
         obs, info = task.reset(seed=0, options=policy.trained.state.get("options"))
         film.add(task.render())
@@ -236,11 +236,12 @@ def check_draws(policy: LoadedPolicy, path: Path, asked: str) -> None:
 
 
 @contextmanager
-def _drawn(policy: LoadedPolicy) -> Iterator[gym.Env]:
-    """Make the policy's task for render_mode=rgb_array, and close it at the end."""
+def _drawn(policy: LoadedPolicy, path: Path) -> Iterator[gym.Env]:
+    """Make the policy's task for render_mode=rgb_array, or html for a page, and close it at the end."""
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # lets pygame draw without a screen
     os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
-    task = task_of(policy.trained.config.env, render_mode="rgb_array")
+    mode = "html" if path.suffix == PAGE else "rgb_array"
+    task = task_of(policy.trained.config.env, render_mode=mode)
     try:
         yield task
     finally:

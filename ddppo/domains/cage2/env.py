@@ -3,6 +3,8 @@
 With an order of priority, `OrdersJournal` reports how episodes kept to it.
 """
 
+import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete
 
 from ddppo.config.settings import EnvConfig
+from ddppo.domains.cage2.drawing import as_pixels, as_svg, as_text, scene
 from ddppo.domains.cage2.games import OBS_SIZE, Games
 from ddppo.domains.cage2.orders import CODE_SIZE, JOURNAL, ordered_step, orders_of
 from ddppo.domains.cage2.rules import NUM_ACTIONS
@@ -34,7 +37,10 @@ class CageEnv(gym.Env):
 
     journal: str | None = None  # the class on rank 0 that reads published messages; None without an order
 
-    metadata = {"render_modes": []}  # noqa: RUF012 (gymnasium.Env declares it so)
+    metadata = {  # noqa: RUF012 (gymnasium.Env declares it so)
+        "render_modes": ["human", "ansi", "html", "rgb_array"],
+        "render_fps": 2,
+    }
 
     def __init__(
         self,
@@ -45,7 +51,15 @@ class CageEnv(gym.Env):
         order: str | Sequence[int] | None = None,
         compliance: str = "state",
         alignment_weight: float = 30.0,
+        render_mode: str | None = None,
     ) -> None:
+        if render_mode not in (None, *self.metadata["render_modes"]):
+            raise ConfigError(f"render_mode={render_mode}: one of {', '.join(self.metadata['render_modes'])}")
+        self.render_mode = render_mode
+        self._played: tuple[list[int], list[float]] = (
+            [],
+            [],
+        )  # actions and rewards of the episode, for pictures
         check_episode_steps(episode_steps)
         self.games = Games(1, red, green, faithful_ot_quirk)
         self.observation_space: gym.Space = Box(0.0, 1.0, (OBS_SIZE,), np.float32)
@@ -66,12 +80,34 @@ class CageEnv(gym.Env):
         if self.orders is not None:
             self.orders.take_options(0, options or {})
             self.orders.begin(_ONE)
+        self._played = ([], [])
+        self._show()
         return self._observe(), {}
 
     def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        before = None if self.orders is None else self.orders.returns[0]
         (reward,) = ordered_step(self.games, self.orders, np.array([action]), self._episode_steps)
+        # Pictures show the rewards of the game alone.
+        own = float(reward) if self.orders is None else float(self.orders.returns[0] - before)
+        self._played[0].append(int(action))
+        self._played[1].append(own)
+        self._show()
         is_over = int(self.games.state_of.time[0]) >= self._episode_steps
         return self._observe(), float(reward), False, is_over, {}
+
+    def render(self) -> Any:
+        """Return the game as text (ansi), as SVG (html) or as pixels [H, W, 3] uint8 (rgb_array)."""
+        if self.render_mode in ("ansi", "html", "rgb_array"):
+            draw = {"ansi": as_text, "html": as_svg, "rgb_array": as_pixels}[self.render_mode]
+            return draw(scene(self.games, *self._played, self._episode_steps))
+        return None
+
+    def _show(self) -> None:
+        """Draw the game on the terminal, for render_mode=human, and wait until the next picture is due."""
+        if self.render_mode == "human":
+            clear = "\x1b[H\x1b[2J" if sys.stdout.isatty() else ""
+            print(f"{clear}{as_text(scene(self.games, *self._played, self._episode_steps))}\n", flush=True)
+            time.sleep(1 / self.metadata["render_fps"])
 
     def state(self) -> dict[str, Any]:
         """Return the complete state in plain values."""

@@ -134,7 +134,8 @@ class Orders:
         self._compliance = Compliance(num_games, rule, weight)
         self._orders = np.tile(np.array(chosen), (num_games, 1))
         self.codes = np.tile(code(chosen), (num_games, 1))  # [n, 25]
-        self._returns, self._alignment = np.zeros((2, num_games))
+        # Returns of the game alone, and of alignment, in the current episodes.
+        self.returns, self._alignment = np.zeros((2, num_games))
         self._ended: list[list[dict[str, Any]]] = [[] for _ in range(num_games)]
 
     def take_options(self, i: int, options: Mapping[str, Any]) -> None:
@@ -152,7 +153,7 @@ class Orders:
     def begin(self, which: np.ndarray) -> None:
         """Start episodes of the games `which` (indices)."""
         self._compliance.begin(which, self._orders[which])
-        self._returns[which] = self._alignment[which] = 0.0
+        self.returns[which] = self._alignment[which] = 0.0
 
     def judge(self, actions: np.ndarray, compromised: np.ndarray) -> np.ndarray:
         """Return the alignment rewards `[n]` of actions `[n]`, from the true state `[n, 13]` before the games step."""
@@ -169,7 +170,7 @@ class Orders:
         # The end of an episode without a repair costs something.
         (ended,) = is_over.nonzero()
         alignment[ended] += self._compliance.conclude(ended)
-        self._returns += rewards
+        self.returns += rewards
         self._alignment += alignment
         # Keep the results of finished episodes for the next message.
         for i in ended.tolist():
@@ -177,7 +178,7 @@ class Orders:
                 {
                     "order": self._orders[i].tolist(),
                     # Rewards are tenths; rounding removes float error.
-                    "reward": round(float(self._returns[i]), 6),
+                    "reward": round(float(self.returns[i]), 6),
                     "alignment": float(self._alignment[i]),
                     "repairs": int(self._compliance.num_repairs[i]),
                     "compliant": int(self._compliance.num_compliant[i]),
@@ -195,7 +196,7 @@ class Orders:
         """Return the complete state in plain values."""
         return {
             "orders": self._orders.tolist(),
-            "returns": self._returns.tolist(),
+            "returns": self.returns.tolist(),
             "alignment": self._alignment.tolist(),
             "ended": [list(each) for each in self._ended],
             "compliance": self._compliance.state(),
@@ -204,7 +205,7 @@ class Orders:
     def restore(self, state: dict[str, Any]) -> None:
         self._orders[:] = state["orders"]
         self.codes[:] = [code(order) for order in state["orders"]]
-        self._returns[:], self._alignment[:] = state["returns"], state["alignment"]
+        self.returns[:], self._alignment[:] = state["returns"], state["alignment"]
         self._ended = [list(each) for each in state["ended"]]
         self._compliance.restore(state["compliance"])
 
