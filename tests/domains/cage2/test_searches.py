@@ -212,6 +212,25 @@ def test_the_workflows_of_cage_2_are_searched_alike_by_two_ranks(tmp_path):
     assert len(log(folders[0])) == 81
 
 
+def test_the_search_as_the_original_system_runs_it_is_one_word_and_says_how_each_trial_ended(tmp_path):
+    small = [
+        *TINY, "experiment=workflows_original", "env.num_envs=4", "ppo.rollout_steps=10", "search.gate_repairs=1",
+        "search.budget_episodes=16", "search.gate_compliance=0", "eval.final_episodes=2", "log.progress=plain",
+    ]  # fmt: skip
+    run_dir = tmp_path / "run"
+    result = door(*small, run_dir=run_dir)
+    assert result.code == 0, result.stderr
+    assert [trial["ended_by"] for trial in told(run_dir)["trials"]] == [
+        "gate"
+    ] * 4  # each after one iteration
+    config = summary(run_dir)["config"]
+    assert (config["env"]["backend"], config["ppo"]["num_minibatches"]) == ("pool", 1)
+    assert config["ppo"]["normalize_rewards"] is False
+    assert result.stdout.count(" passed its gate: ") == 4
+    assert "  trial 0 " in result.stdout  # on the line of progress
+    assert "  alignment " in result.stdout
+
+
 def test_a_search_that_is_complete_goes_on_with_a_larger_budget(tmp_path):
     run_dir, small = tmp_path / "run", ["search.budget_episodes=80", "ppo.total_steps=800"]
     assert door(*TINY, *SIZES, *SEARCH, *small, run_dir=run_dir).code == 0
