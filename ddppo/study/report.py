@@ -15,8 +15,10 @@ from ddppo.errors import ConfigError, RunFolderError
 from ddppo.plugins import added, imported
 from ddppo.study.explain import accounting, criteria, topologies
 from ddppo.study.explain.accounting import Account
+from ddppo.study.explain.belief import Doubt, doubts
 from ddppo.study.explain.criteria import Criterion
-from ddppo.study.explain.sentences import Explained, explained, stalls
+from ddppo.study.explain.sentences import Explained, explained
+from ddppo.study.measure.pace import steady
 from ddppo.study.measure.speedup import Study
 from ddppo.study.measure.speedup import study as compute_study
 from ddppo.study.measure.topologies import SideBySide, side_by_side
@@ -83,6 +85,9 @@ class StudyReport:
     why: list[Explained]  # sentences
     ahead: Outlook  # predictions and the recommended W
     remarks: list[str]
+    doubts: list[
+        Doubt
+    ]  # reasons not to believe the numbers; if there are any, no cause, no remedy and no W is named
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,10 +214,13 @@ def _side_by_side(done: list[StudyReport]) -> list[Topologies]:
 
 
 def _study_report(options: ReportOptions, reading: Reading) -> StudyReport:
-    """Return the report of one study: measure, explain, judge, predict."""
+    """Return the report of one study: measure, doubt, explain, judge, predict."""
     runs, remarks = with_target(reading.runs, options.target_return)
+    runs, left_out = steady(runs)
     study = compute_study(runs)
-    accounts = accounting.accounts(study)
+    # Can the numbers be believed? If not, no cause is named.
+    doubted = doubts(study)
+    accounts = [] if doubted else accounting.accounts(study)
     # Judge by the three criteria.
     verdict = [
         criteria.speedup_increases(study),
@@ -221,6 +229,8 @@ def _study_report(options: ReportOptions, reading: Reading) -> StudyReport:
         ),
         criteria.loss_explained(study, accounts, tolerance=options.unexplained_tolerance),
     ]
+    if doubted:
+        verdict = [criteria.doubted(verdict[0]), verdict[1], criteria.doubted(verdict[2])]
     # Fit a model and predict.
     ahead = outlook.outlook(
         study,
@@ -231,9 +241,12 @@ def _study_report(options: ReportOptions, reading: Reading) -> StudyReport:
         price_per_worker_hour=options.price_per_worker_hour,
     )
     # Explain in sentences, for a few W only.
-    why = explained(study, accounts, _worth_explaining(study, accounts, ahead, options.efficiency_floor))
-    all_remarks = [*reading.remarks, *remarks, *_remarks(study)]
-    return StudyReport(study, accounts, verdict, why, ahead, all_remarks)
+    wanted = _worth_explaining(study, accounts, ahead, options.efficiency_floor)
+    why = [] if doubted else explained(study, accounts, wanted)
+    if doubted:
+        ahead = ahead.doubted()
+    all_remarks = [*reading.remarks, *remarks, *left_out, *_remarks(study)]
+    return StudyReport(study, accounts, verdict, why, ahead, all_remarks, doubted)
 
 
 def _worth_explaining(
@@ -248,7 +261,7 @@ def _worth_explaining(
 
 
 def _remarks(study: Study) -> list[str]:
-    """Return remarks on a missing W=1, crowded cores, unknown machines and stalled iterations."""
+    """Return remarks on a missing W=1, crowded cores and unknown machines."""
     remarks = []
     first = study.baseline
     if first != 1 and len(study.rows) > 1:
@@ -267,4 +280,4 @@ def _remarks(study: Study) -> list[str]:
             f"W={', '.join(map(str, sorted(guessed)))} ran on several nodes, which count as one machine each: their "
             "cores are added up. If nodes share a machine, this hides oversubscription."
         )
-    return remarks + stalls(study)
+    return remarks

@@ -5,7 +5,8 @@ import pytest
 
 from ddppo.errors import ConfigError
 from ddppo.study.explain.accounting import accounts
-from ddppo.study.explain.sentences import explained, stalls
+from ddppo.study.explain.sentences import explained
+from ddppo.study.measure.pace import steady
 from ddppo.study.measure.slow import slowness
 from ddppo.study.measure.speedup import study
 from ddppo.study.predict.model import fit
@@ -338,15 +339,17 @@ def test_a_stall_of_one_seed_changes_nothing_that_is_said_but_a_remark():
     times["t_sync"][700, :3] += 4.0
     times["t_iter"][700] += 4.0
     stalled = replace(many[0], times=times, fps=80 / float(times["t_iter"].mean()))
-    before, after = of(*base, *many), of(*base, stalled, *many[1:])
+    kept, told = steady([*base, stalled, *many[1:]])
+    before, after = of(*base, *many), of(*kept)
     assert accounts(after)[0].shares == pytest.approx(accounts(before)[0].shares, abs=0.01)
     (said,), (now,) = (explained(found, accounts(found), [4]) for found in (before, after))
     assert said.main == now.main == "learning"
     assert after.row(4).slow_ranks == ()
     assert len(accounts(after)[0].by_seed["learning"]) == 3
-    (remark,) = stalls(after)
-    assert "W=4, seed 0, iteration 701 after warm-up: 4.01 s" in remark
-    assert stalls(before) == []
+    (remark,) = told
+    assert "W=4, seed 0: iteration 701 after warm-up (4.01 s" in remark
+    assert after.row(4).fps.median == pytest.approx(before.row(4).fps.median)
+    assert steady([*base, *many])[1] == []
 
 
 def test_no_part_is_more_than_the_whole():

@@ -31,6 +31,15 @@ class Criterion:
     reason: str
 
 
+def doubted(criterion: Criterion) -> Criterion:
+    """Return the criterion of a study whose speeds cannot be believed: neither PASS nor FAIL."""
+    if criterion.result == UNKNOWN:
+        return criterion
+    return replace(
+        criterion, result=UNCERTAIN, reason="the speeds of these runs cannot be believed, see above"
+    )
+
+
 def speedup_increases(study: Study) -> Criterion:
     """PASS if FPS certainly grows by more than 1 % from each W to the next; FAIL if it certainly does not grow at one.
 

@@ -11,7 +11,6 @@ from ddppo.study.measure.speedup import SpeedupRow, Study
 from ddppo.study.read.record import Run
 
 NEGLIGIBLE_LOSS = 0.02  # needs no explanation
-STALLED = 20.0  # a longer iteration, in medians of its run, is a stall
 _OVERLAP_FROM = (
     250_000  # numbers of a gradient, 1 MB; the time of a smaller one is latency, which cannot overlap
 )
@@ -47,24 +46,6 @@ def explained(study: Study, accounts: Sequence[Account], world_sizes: Sequence[i
     by_w = {account.world_size: account for account in accounts}
     done = {w: _explained(study, by_w[w], first=w == world_sizes[0]) for w in world_sizes if w in by_w}
     return [done.get(w) or _without_account(study, w) for w in (world_sizes if by_w else world_sizes[-1:])]
-
-
-def stalls(study: Study) -> list[str]:
-    """Return a sentence about the iterations that took more than 20 times their run's median, the longest first."""
-    found = []
-    for run in study.runs:
-        # Iterations relative to the median of their run.
-        seconds = run.times["t_iter"].mean(axis=1) if "t_iter" in run.times else np.array([])
-        times = seconds / max(float(np.median(seconds)), 1e-9) if seconds.size else seconds
-        stalled = np.flatnonzero(times > STALLED).tolist()
-        found += [(float(seconds[i]), run.world_size, run.seed, i + 1, float(times[i])) for i in stalled]
-    texts = [
-        f"W={w}, seed {seed}, iteration {i} after warm-up: {duration(s)}, {times:.0f} times"
-        for s, w, seed, i, times in sorted(found, reverse=True)
-    ]
-    more = [f"and {len(texts) - 3} more"] if len(texts) > 3 else []
-    held_up = "Something else held up iterations, which took more than 20 times their run's median"
-    return [f"{held_up}: {'; '.join(texts[:3] + more)}."] if texts else []
 
 
 def _without_account(study: Study, world_size: int) -> Explained:

@@ -115,6 +115,7 @@ def _study_as_json(each: StudyReport) -> dict[str, object]:
         "baseline_world_size": study.baseline,
         "target_return": study.target_return,
         "provenance": asdict(provenance(study.runs)),
+        "doubts": [asdict(doubt) for doubt in each.doubts],
         "criteria": [asdict(criterion) for criterion in each.criteria],
         "why": [asdict(why) for why in each.why],
         "world_sizes": [
@@ -184,6 +185,7 @@ def on_terminal(report: Report, folder: Path, width: int | None = None) -> str:
     for each in report.studies:
         if report.is_compared_only(each.study):
             continue
+        lines += [f"CANNOT BE BELIEVED: {doubt}" for doubt in each.doubts] + ([""] if each.doubts else [])
         lines += [tables.terminal(each.study, width), ""]
         lines += [f"{c.result:<12} {c.name}: {c.reason}" for c in each.criteria]
         lines += [line for why in each.why for line in ("", str(why))]

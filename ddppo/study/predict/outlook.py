@@ -5,7 +5,7 @@ measurement.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isnan, nan
 from typing import Any
 
@@ -110,6 +110,13 @@ class Outlook:
     cores_rule: str  # a sentence about the assumed cores of ranks
     recommendation: Recommendation | None
     remarks: tuple[str, ...]  # missing parts, and the reasons
+
+    def doubted(self) -> "Outlook":
+        """Return what is left of it if the speeds cannot be believed: nothing predicted, no W recommended."""
+        return replace(
+            self, as_measured=(), changed=(), misfit={}, checks=(), trusted=False, usl=None, cores_rule="",
+            recommendation=None, remarks=(),
+        )  # fmt: skip
 
     @property
     def quality(self) -> tuple[str, ...]:
