@@ -11,7 +11,9 @@ act, wait, learn and exchange, and keeps the books of where the time of each ite
     acting, learning, other   the rest of these parts
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -266,27 +268,49 @@ def true_shares(truth: Truth, world_size: int, base: int = 1) -> dict[str, float
 
 @dataclass(frozen=True)
 class Planted:
-    """A study: its main cause ("" if none is clearly), the truth, and which W and how many seeds were measured."""
+    """A study: its main cause ("" if none is clearly), the truth, and which W and how many seeds were measured.
+
+    disturb changes the runs; `doubts` are the kinds of reasons for which they then cannot be believed. shift: {W: what
+    its speed is relative to the truth, as the study means it}; `today`: that is no part of the system, but of the day.
+    returns: {W: relative change of the final return}. interleaved: seeds in turn over W. timed: one run after another.
+    """
 
     main: str
     truth: Truth
     world_sizes: tuple[int, ...]
     seeds: int
     kind: str
+    disturb: Callable[[list[Run]], list[Run]] | None = None
+    doubts: tuple[str, ...] = ()
+    shift: dict[int, float] = field(default_factory=dict)
+    today: bool = False
+    returns: dict[int, float] = field(default_factory=dict)
+    interleaved: bool = False
+    timed: bool = True
 
     def runs(self) -> list[Run]:
-        return runs(self.truth, self.world_sizes, self.seeds)
+        from tests.study.disturbed import one_after_another
+
+        found = runs(self.truth, self.world_sizes, self.seeds)
+        found = self.disturb(found) if self.disturb else found
+        return one_after_another(found, interleaved=self.interleaved) if self.timed else found
+
+    def fps(self, world_size: int) -> float:
+        """The true speed at W, of the system that was measured on that day."""
+        return true_fps(self.truth, world_size) * self.shift.get(world_size, 1.0)
 
     def __str__(self) -> str:
         sizes = ",".join(map(str, self.world_sizes))
         return f"{self.kind}, {self.truth.rule}, W={sizes}, {self.seeds} seeds"
 
 
-def studies(count: int, seed: int = 0) -> list[Planted]:
-    """Return studies that take turns in what is planted, with sizes at random."""
+def studies(count: int, seed: int = 0, kinds: dict[str, Any] | None = None) -> Iterator[Planted]:
+    """Yield studies that take turns in what is planted, with sizes at random."""
     rng = np.random.default_rng(seed)
-    kinds = list(_KINDS)
-    return [_KINDS[kinds[i % len(kinds)]](rng, kinds[i % len(kinds)]) for i in range(count)]
+    made = list((kinds or KINDS).items())
+    for i in range(count):
+        kind, make = made[i % len(made)]
+        yield make(rng, kind)
 
 
 def _sizes(rng, largest=16, missing_one=0.15):
@@ -440,13 +464,18 @@ def _mixed(rng, kind):
     if rng.random() < 0.2:  # as little as there can be
         planted = replace(planted, world_sizes=(1, planted.world_sizes[-1]))
         planted = replace(planted, truth=replace(planted.truth, cores=None))
-    shares = true_shares(planted.truth, planted.world_sizes[-1])
+    return with_clear_main(planted)
+
+
+def with_clear_main(study: Planted) -> Planted:
+    """Return the study with the largest cause as its main one, if that is clearly the largest."""
+    shares = true_shares(study.truth, study.world_sizes[-1])
     first, second = sorted(shares, key=lambda cause: -shares[cause])[:2]
     clear = shares[first] > 0.1 and shares[first] - shares[second] > 0.05
-    return replace(planted, main=first if clear else "")
+    return replace(study, main=first if clear else "")
 
 
-_KINDS = {
+KINDS = {
     "latency": _latency,
     "bandwidth": _bandwidth,
     "slow rank": _slow_rank,
