@@ -48,9 +48,9 @@ class ReportOptions:
         choices=("strong", "weak"),
     )
     target_return: float | None = setting(None, "return for time to target; null is the runs' own")
-    return_tolerance: float = setting(0.05, "allowed |R_W - R_1|, as a part of |R_1|", low=0)
+    return_tolerance: float = setting(0.05, "allowed loss R_1 - R_W, as a part of |R_1|", low=0)
     return_tolerance_abs: float | None = setting(
-        None, "allowed |R_W - R_1|, instead of return_tolerance", low=0
+        None, "allowed loss R_1 - R_W, instead of return_tolerance", low=0
     )
     unexplained_tolerance: float = setting(0.05, "allowed part of the loss without a cause", above=0)
     watch: bool = setting(False, "update the page until the sweep has ended, or Ctrl-C")
@@ -61,9 +61,7 @@ class ReportOptions:
         meaning="changes to predict for, {latency_s: 2e-5, num_envs: 256}; see ddppo.study.predict.model.WhatIf",
         factory=dict,
     )
-    predict_to: int | None = setting(
-        None, "largest W to predict; null is 4 times the largest measured", low=1
-    )
+    predict_to: int | None = setting(None, "largest W to predict; null is twice the largest measured", low=1)
     cores_per_worker: float | None = setting(
         None,
         "cores of a worker at W without a run; null is as measured, and the report says how",
@@ -239,6 +237,10 @@ def _study_report(options: ReportOptions, reading: Reading) -> StudyReport:
         cores_per_worker=options.cores_per_worker,
         efficiency_floor=options.efficiency_floor,
         price_per_worker_hour=options.price_per_worker_hour,
+        refused=criteria.not_faster(study)
+        | criteria.worse_returns(
+            study, relative=options.return_tolerance, absolute=options.return_tolerance_abs
+        ),
     )
     # Explain in sentences, for a few W only.
     wanted = _worth_explaining(study, accounts, ahead, options.efficiency_floor)

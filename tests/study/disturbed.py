@@ -44,7 +44,9 @@ def one_after_another(runs: list[Run], *, interleaved: bool) -> list[Run]:
         timed[run.path] = now.isoformat(), end.isoformat()
         now = end + timedelta(seconds=_GAP_S)
     return [
-        replace(run, origin=replace(run.origin, started_at=timed[run.path][0], finished_at=timed[run.path][1]))
+        replace(
+            run, origin=replace(run.origin, started_at=timed[run.path][0], finished_at=timed[run.path][1])
+        )
         for run in runs
     ]
 
@@ -186,7 +188,9 @@ def _learning_trend(rng, kind):
         rng,
         kind,
         (),
-        lambda runs: at(runs, lambda r: slowed(r, np.linspace(1, factor, len(r.steps)) / (1 + factor) * 2), *every),
+        lambda runs: at(
+            runs, lambda r: slowed(r, np.linspace(1, factor, len(r.steps)) / (1 + factor) * 2), *every
+        ),
         study,
     )
 
@@ -200,7 +204,12 @@ def _processor(rng, kind):
 
     def change(runs):
         return [
-            replace(r, origin=replace(r.origin, machines=(Machine("host0", "Xeon" if r.world_size != w else "Atom"),)))
+            replace(
+                r,
+                origin=replace(
+                    r.origin, machines=(Machine("host0", "Xeon" if r.world_size != w else "Atom"),)
+                ),
+            )
             for r in map(elsewhere, runs)
         ]
 
@@ -242,7 +251,9 @@ def _overlapping(rng, kind):
         timed = one_after_another(runs, interleaved=False)
         same = [replace(r, origin=replace(r.origin, started_at=timed[0].origin.started_at)) for r in runs]
         ended = [
-            replace(r, origin=replace(r.origin, finished_at=(_START + timedelta(seconds=r.wall_s)).isoformat()))
+            replace(
+                r, origin=replace(r.origin, finished_at=(_START + timedelta(seconds=r.wall_s)).isoformat())
+            )
             for r in same
         ]
         return [slowed(r, factor * (1 + 0.5 * rng.random(len(r.steps)))) if n > 1 else r for r in ended]
@@ -254,7 +265,9 @@ def _odd_seed(rng, kind, study=None):
     study = study or _any(rng)
     w, factor = int(rng.choice(study.world_sizes)), float(rng.uniform(1.3, 3))
     seed = int(rng.integers(study.seeds))
-    return _disturbed(rng, kind, ("run",), lambda runs: at(runs, lambda r: slowed(r, factor), w, seeds={seed}), study)
+    return _disturbed(
+        rng, kind, ("run",), lambda runs: at(runs, lambda r: slowed(r, factor), w, seeds={seed}), study
+    )
 
 
 def _shifted(rng, kind):
@@ -293,7 +306,9 @@ def _retrograde(rng, kind):
 
 def _slow_at_few(rng, kind):
     """A rank that is slow by a fixed time: much at a small W, little at a large one."""
-    study = planted._plant(rng, kind, "", {"slow": {1: float(rng.uniform(1.12, 1.3))}, "env_s": 6e-5}, missing_one=0)
+    study = planted._plant(
+        rng, kind, "", {"slow": {1: float(rng.uniform(1.12, 1.3))}, "env_s": 6e-5}, missing_one=0
+    )
     return study
 
 
@@ -301,7 +316,13 @@ def _unseen_cores(rng, kind):
     """Cores are crowded only beyond the largest W."""
     largest = int(rng.choice([4, 8]))
     return planted._plant(
-        rng, kind, "", {"cores": largest, "latency_s": 2e-6}, largest=largest, missing_one=0, rules=("strong",)
+        rng,
+        kind,
+        "",
+        {"cores": largest, "latency_s": 2e-6},
+        largest=largest,
+        missing_one=0,
+        rules=("strong",),
     )
 
 

@@ -92,7 +92,14 @@ class Findings:
         whole = [f"{w}: {self.sums(w)[0]} of {self.sums(w)[1]}" for w in (MAIN, *STATEMENTS, *INTERVALS)]
         middle = sorted(self.widths)[len(self.widths) // 2] if self.widths else math.nan
         return "\n".join(
-            [*self.misjudged, "", *lines, "", *whole, f"median width of a prediction's interval: {middle:.3f} of it"]
+            [
+                *self.misjudged,
+                "",
+                *lines,
+                "",
+                *whole,
+                f"median width of a prediction's interval: {middle:.3f} of it",
+            ]
         )
 
 
@@ -109,7 +116,9 @@ def judge(studies: Iterable[Planted], progress=lambda study: None) -> Findings:
     findings = Findings()
     for study in studies:
         progress(study)
-        said = compute(ReportOptions(path="planted"), FoundStudies([Reading(study.runs(), [])], [])).studies[0]
+        said = compute(ReportOptions(path="planted"), FoundStudies([Reading(study.runs(), [])], [])).studies[
+            0
+        ]
         doubts = getattr(said, "doubts", [])  # the report of an older version has none
         findings.note("page", True, study, "")
         findings.note("doubted", bool(doubts), study, "") if doubts else None
@@ -156,7 +165,9 @@ def _causes(study, said, doubts, findings):
             each = account.by_seed[cause]
             low, high = between.get(cause, (math.nan,) * 2) if between is not None else (min(each), max(each))
             if not math.isnan(low) and (between is not None or len(each) > 1):
-                findings.note("share", low <= true.get(cause, 0.0) <= high, study, f"{words} [{low:.3f}, {high:.3f}]")
+                findings.note(
+                    "share", low <= true.get(cause, 0.0) <= high, study, f"{words} [{low:.3f}, {high:.3f}]"
+                )
 
 
 def _seen(study):
@@ -193,7 +204,9 @@ def _slow(study, said, findings, doubts):
         for rank in named:
             findings.note("a slow rank", rank in true, study, f"W={row.world_size} rank {rank}")
         if not named and row.ranks:
-            findings.note("no slow rank", not true or cost < 0.03, study, f"W={row.world_size}: {true}, {cost:.3f}")
+            findings.note(
+                "no slow rank", not true or cost < 0.03, study, f"W={row.world_size}: {true}, {cost:.3f}"
+            )
 
 
 def _measured(study, said, doubts, findings):

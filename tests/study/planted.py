@@ -11,7 +11,7 @@ act, wait, learn and exchange, and keeps the books of where the time of each ite
     acting, learning, other   the rest of these parts
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -304,13 +304,11 @@ class Planted:
         return f"{self.kind}, {self.truth.rule}, W={sizes}, {self.seeds} seeds"
 
 
-def studies(count: int, seed: int = 0, kinds: dict[str, Any] | None = None) -> Iterator[Planted]:
-    """Yield studies that take turns in what is planted, with sizes at random."""
+def studies(count: int, seed: int = 0, kinds: dict[str, Any] | None = None) -> list[Planted]:
+    """Return studies that take turns in what is planted, with sizes at random."""
     rng = np.random.default_rng(seed)
     made = list((kinds or KINDS).items())
-    for i in range(count):
-        kind, make = made[i % len(made)]
-        yield make(rng, kind)
+    return [make(rng, kind) for kind, make in (made[i % len(made)] for i in range(count))]
 
 
 def _sizes(rng, largest=16, missing_one=0.15):

@@ -13,6 +13,7 @@ from ddppo.study.explain.criteria import (
     UNCERTAIN,
     UNKNOWN,
     loss_explained,
+    not_faster,
     returns_agree,
     speedup_increases,
 )
@@ -73,20 +74,51 @@ def with_returns(at_1, at_2):
     ("at_1", "at_2", "options", "result", "said"),
     [
         ([100, 101], [99, 100], {}, PASS, "within the tolerance"),
-        ([100, 101], [60, 61], {}, FAIL, "outside the tolerance"),
-        ([100, 101], [60, 110], {}, UNCERTAIN, "more seeds would tell"),
-        ([100, 101], [90, 110], {}, PASS, "the interval reaches beyond it"),
+        ([100, 101], [60, 61], {}, FAIL, "below the tolerance"),
+        ([100, 101], [140, 141], {}, PASS, "better"),
+        ([100, 150], [100, 150], {}, PASS, "in every seed"),
+        ([100, 101], [60, 110], {}, UNCERTAIN, "but not clearly: 2 seeds find a loss of 10.1"),
+        ([100, 101], [90, 110], {}, UNCERTAIN, "the interval reaches beyond it: 2 seeds find"),
         ([100, 101], [60, 61], {"absolute": 50.0}, PASS, "tolerance 50"),
         ([100], [99], {}, UNCERTAIN, "one seed"),
         ([100], [10], {}, UNCERTAIN, "one seed"),
-        ([0, 0], [1, 1], {}, FAIL, "return_tolerance_abs"),
+        ([0, 0], [-1, -1], {}, FAIL, "return_tolerance_abs"),
         ([math.nan], [math.nan], {}, UNKNOWN, "no final return"),
     ],
 )
-def test_final_returns_must_agree_within_the_tolerance(at_1, at_2, options, result, said):
+def test_final_returns_must_not_fall_by_more_than_the_tolerance(at_1, at_2, options, result, said):
     verdict = returns_agree(with_returns(at_1, at_2), relative=0.05, **options)
     assert verdict.result == result
     assert said in verdict.reason
+
+
+def test_the_power_that_is_told_is_that_of_made_up_studies():
+    rng = np.random.default_rng(0)
+    told = returns_agree(with_returns([95, 105] * 3, [94, 106] * 3), relative=0.05)  # a deviation of 6
+    assert "6 seeds find a loss of 10, twice the tolerance, in 22 % of studies" in told.reason
+    assert "would in 80 %" in told.reason
+    found = 0
+    for _ in range(400):
+        at_1, at_2 = rng.normal(100, 6.0, 6), rng.normal(90, 6.0, 6)
+        found += returns_agree(with_returns(at_1, at_2), relative=0.0, absolute=5.0).result == FAIL
+    assert found / 400 == pytest.approx(0.25, abs=0.08)  # of a known deviation of 6
+
+
+@pytest.mark.parametrize(
+    ("speeds", "refused"),
+    [
+        ([[100, 101, 99], [150, 151, 149], [120, 121, 119]], {4}),
+        ([[100, 101, 99], [150, 151, 149], [149, 152, 151]], set()),
+    ],
+)
+def test_a_w_that_is_certainly_no_faster_than_a_smaller_one_is_known(speeds, refused):
+    assert not_faster(at_speeds(*speeds)) == refused
+
+
+def test_two_seeds_that_differ_much_tell_no_number():
+    verdict = speedup_increases(at_speeds([100, 10], [150, 300]))
+    assert verdict.result == UNCERTAIN
+    assert "cannot be told from W=1" in verdict.reason
 
 
 @pytest.mark.parametrize("seeds", [1, 2, 3, 5, 10])

@@ -207,6 +207,9 @@ def _off(row: SpeedupRow) -> list[float]:
 
 def _base(study: Study) -> list[Doubt]:
     """An efficiency above 1 that has no cause."""
+    # Of other topologies a larger W has a larger part of ranks that act.
+    if not all(run.ranks_are_alike for run in study.runs):
+        return []
     base = study.rows[0]
     above = [row for row in study.rows[1:] if _is_above(row) and not _gain_is_seen(study, row)]
     if not above:

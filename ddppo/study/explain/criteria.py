@@ -2,23 +2,28 @@
 
 import math
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
-from ddppo.statistics import CONFIDENCE
+from ddppo.statistics import CONFIDENCE, LEAST_SEEDS
 from ddppo.study.explain.accounting import Account, accounts, cause_name
 from ddppo.study.measure import speedup
 from ddppo.study.measure.slow import standard_error
 from ddppo.study.measure.speedup import Study
-from ddppo.study.measure.statistics import difference, t_quantile
+from ddppo.study.columns import percent
+from ddppo.study.measure.statistics import difference, t_probability, t_quantile
 from ddppo.study.read.record import Run
 
 PASS, FAIL, UNCERTAIN, UNKNOWN = "PASS", "FAIL", "NOT CERTAIN", "NOT MEASURED"
+_TELLS_NOTHING = math.log(10)  # width of an interval of log FPS
 _SMALL_LOSS = 0.1  # a smaller loss counts as this: 5 % of it would be noise
 _LEAST_INCREASE = 0.01  # of FPS from one W to the next
 _RUNS_DIFFER = 0.05  # assumed standard deviation of FPS over runs, relative, if there is one seed
+_LEAST_DF = 3  # of a deviation that is pooled over W
+_MOST_SEEDS = 200  # more are not asked for
 _HALVES_DIFFER = 0.05  # tolerated difference of a share between halves, as a part of the iteration
 
 
@@ -44,7 +49,7 @@ def speedup_increases(study: Study) -> Criterion:
     """PASS if FPS certainly grows by more than 1 % from each W to the next; FAIL if it certainly does not grow at one.
 
     Certainty is by Welch's intervals of log FPS over seeds, which all hold at once in 95 % of studies (Bonferroni).
-    With one seed the noise is that of blocks of iterations, and an assumed difference of 5 % between runs.
+    With one or two seeds it is as in `_growth`.
     """
     name = "S(W) increases"
     if len(study.rows) < 2:
@@ -55,7 +60,7 @@ def speedup_increases(study: Study) -> Criterion:
     # Each W against the one before.
     unsure = []
     for before, row in pairwise(study.rows):
-        low, high = _growth(study.runs_at(before.world_size), study.runs_at(row.world_size), confidence)
+        low, high = _growth(study, before.world_size, row.world_size, confidence)
         if high <= 0:
             crowd = f"{row.oversubscription:.3g} compute threads on each of {row.cores} cores"
             crowd = f" (W={row.world_size} puts {crowd})" if row.oversubscription > 1 else ""
@@ -63,22 +68,48 @@ def speedup_increases(study: Study) -> Criterion:
             return Criterion(name, FAIL, reason)
         if low < math.log1p(_LEAST_INCREASE):
             between = f"{math.exp(low):.3g} to {math.exp(min(high, 700)):.3g} times as fast as W={before.world_size}"
-            unsure.append(f"W={row.world_size} is {between}")
+            told = (
+                f"is {between}"
+                if high - low < _TELLS_NOTHING
+                else f"cannot be told from W={before.world_size}"
+            )
+            unsure.append(f"W={row.world_size} {told}")
     if not unsure:
         return Criterion(name, PASS, reason)
     return Criterion(name, UNCERTAIN, f"{reason}: {'; '.join(unsure)}; more seeds would tell")
 
 
-def _growth(before: list[Run], after: list[Run], confidence: float) -> tuple[float, float]:
-    """Return the interval of log FPS after - log FPS before."""
-    # Several seeds: Welch. One seed: noise of its iterations, and the assumed difference of runs.
+def _growth(study: Study, small: int, large: int, confidence: float) -> tuple[float, float]:
+    """Return the interval of log FPS(large) - log FPS(small).
+
+    From three seeds on it is Welch's. Two seeds do not tell how runs of one W differ (Student's t would give 9
+    deviations and more). Then that is taken from all W, if these have 3 degrees of freedom or more; else it is the
+    noise of iterations, and an assumed difference of 5 % between runs.
+    """
+    before, after = study.runs_at(small), study.runs_at(large)
     slower, faster = ([math.log(run.fps) for run in runs] for runs in (before, after))
-    if min(len(slower), len(faster)) > 1:
+    if min(len(slower), len(faster)) >= LEAST_SEEDS:
         return difference(faster, slower, confidence)
     middle = sum(faster) / len(faster) - sum(slower) / len(slower)
-    noise = [math.hypot(_noise(run), _RUNS_DIFFER) / len(runs) for runs in (before, after) for run in runs]
-    half = t_quantile(1 - (1 - confidence) / 2, 1e4) * math.hypot(*noise)
+    # The deviation of runs, pooled over W.
+    several = [np.log([r.fps for r in runs]) for runs in map(study.runs_at, study.world_sizes) if len(runs) > 1]
+    df = sum(len(x) - 1 for x in several)
+    pooled = math.sqrt(sum(float(((x - x.mean()) ** 2).sum()) for x in several) / df) if df else 0.0
+    if df < _LEAST_DF:
+        pooled, df = max(pooled, _RUNS_DIFFER), 10_000
+    noise = [math.hypot(_noise(run), pooled) / len(runs) for runs in (before, after) for run in runs]
+    half = t_quantile(1 - (1 - confidence) / 2, df) * math.hypot(*noise)
     return middle - half, middle + half
+
+
+def not_faster(study: Study) -> set[int]:
+    """Return the W that are certainly no faster than a smaller W, each by itself."""
+    found = set()
+    for i, row in enumerate(study.rows):
+        smaller = [before.world_size for before in study.rows[:i]]
+        if any(_growth(study, before, row.world_size, CONFIDENCE)[1] <= 0 for before in smaller):
+            found.add(row.world_size)
+    return found
 
 
 def _noise(run: Run) -> float:
@@ -88,12 +119,15 @@ def _noise(run: Run) -> float:
 
 
 def returns_agree(study: Study, *, relative: float, absolute: float | None = None) -> Criterion:
-    """PASS if |mean R_W - mean R_1| <= tolerance at every W; FAIL if an interval lies wholly outside; else NOT CERTAIN.
+    """PASS if no W learns worse than W_1 by more than the tolerance, FAIL if one certainly does, else NOT CERTAIN.
 
-    With one seed it is NOT CERTAIN. tolerance = relative * |mean R_1|, or `absolute` if given. The intervals are
-    Welch's, and hold at all W at once in 95 % of studies (Bonferroni).
+    The criterion is one-sided: a W that learns better is no failure. With R the mean final return and tolerance =
+    relative * |R_1|, or `absolute` if given, it is PASS if the interval of R_W - R_1 lies above -tolerance at every W,
+    and FAIL if one lies below. The intervals are Welch's, and hold at all W at once in 95 % of studies (Bonferroni).
+    Returns that are equal in every seed (strong scaling repeats a run) have an interval of no width. With one seed it
+    is NOT CERTAIN.
     """
-    name = "|R_W - R_1| within tolerance"
+    name = "returns do not fall (R_W - R_1 above -tolerance)"
     # Final returns by W.
     groups = {w: _finals(study.runs_at(w)) for w in study.world_sizes}
     base = groups[study.baseline]
@@ -102,28 +136,80 @@ def returns_agree(study: Study, *, relative: float, absolute: float | None = Non
         return Criterion(name, UNKNOWN, "the runs have no final return at two W (eval.final_episodes)")
     reference = sum(base) / len(base)
     tolerance = relative * abs(reference) if absolute is None else absolute
+    confidence = 1 - (1 - CONFIDENCE) / len(others)
     # Sort the differences by how they lie to the tolerance. The worst kind decides.
     differences: dict[str, list[str]] = defaultdict(list)
     for w, values in others.items():
         apart = sum(values) / len(values) - reference
-        low, high = difference(values, base, 1 - (1 - CONFIDENCE) / len(others))
-        outside = low > tolerance or high < -tolerance
-        # outside: certain. beyond: by the mean only. reaching: within by the mean, but not the interval.
-        kind = "outside" if outside else "beyond" if abs(apart) > tolerance else "within"
-        kind = "reaching" if kind == "within" and (low < -tolerance or high > tolerance) else kind
+        low, high = (apart, apart) if _equal(study, w) else difference(values, base, confidence)
+        # below: certain. beyond: by the mean only. reaching: within by the mean, but not the interval.
+        kind = "below" if high < -tolerance else "beyond" if apart < -tolerance else "within"
+        kind = "reaching" if kind == "within" and low < -tolerance else kind
         seeds = "" if math.isnan(low) else f" [{low:+.3g}, {high:+.3g}]"
-        differences[kind if seeds else "alone"].append(f"R_{w} - R_{study.baseline} = {apart:+.3g}{seeds}")
-    allowed = f"tolerance {tolerance:.3g} around R_{study.baseline} = {reference:.4g}"
+        seeds = " in every seed" if low == high else seeds
+        better = ", better" if low > tolerance else ""
+        text = f"R_{w} - R_{study.baseline} = {apart:+.3g}{seeds}{better}"
+        differences[kind if seeds else "alone"].append(text)
+    allowed = f"tolerance {tolerance:.3g} below R_{study.baseline} = {reference:.4g}"
     hint = "" if tolerance else "; give return_tolerance_abs, 5 % of 0 is 0"
+    power = _power_in_words(groups, tolerance, confidence)
     endings = {  # the worst first
-        "outside": (FAIL, f"outside the {allowed}{hint}"),
-        "beyond": (UNCERTAIN, f"beyond the {allowed}, but not clearly: more seeds would tell"),
+        "below": (FAIL, f"below the {allowed}{hint}"),
+        "beyond": (UNCERTAIN, f"beyond the {allowed}, but not clearly{power}"),
         "alone": (UNCERTAIN, f"{allowed}: one seed does not tell how returns differ anyway"),
-        "reaching": (PASS, f"{allowed}, though the interval reaches beyond it"),
+        "reaching": (UNCERTAIN, f"{allowed}, but the interval reaches beyond it{power}"),
         "within": (PASS, f"within the {allowed}"),
     }
     kind, (result, ending) = next(item for item in endings.items() if item[0] in differences)
     return Criterion(name, result, f"{'; '.join(differences[kind])}, {ending}")
+
+
+def worse_returns(study: Study, *, relative: float, absolute: float | None = None) -> set[int]:
+    """Return the W that certainly learn worse than W_1 by more than the tolerance, each by itself."""
+    base = _finals(study.runs_at(study.baseline))
+    if not base:
+        return set()
+    reference = sum(base) / len(base)
+    tolerance = relative * abs(reference) if absolute is None else absolute
+    finals = {w: _finals(study.runs_at(w)) for w in study.world_sizes[1:]}
+    return {w for w, values in finals.items() if values and difference(values, base)[1] < -tolerance}
+
+
+def _equal(study: Study, world_size: int) -> bool:
+    """Return whether every seed has the same return at this W as at W_1, up to rounding."""
+    here, there = (
+        {run.seed: run.final_return for run in study.runs_at(w)} for w in (world_size, study.baseline)
+    )
+    same = [math.isclose(r, there[s], rel_tol=1e-6, abs_tol=1e-9) for s, r in here.items() if s in there]
+    return len(same) > 1 and all(same) and here.keys() == there.keys()
+
+
+def _power_in_words(groups: Mapping[int, list[float]], tolerance: float, confidence: float) -> str:
+    """Return how likely these seeds find a loss of twice the tolerance, and how many seeds find it in 80 %."""
+    several = [np.array(values) for values in groups.values() if len(values) > 1]
+    df = sum(len(values) - 1 for values in several)
+    if not df or not tolerance:
+        return ""
+    spread = math.sqrt(sum(float(((x - x.mean()) ** 2).sum()) for x in several) / df)
+    seeds = min(len(values) for values in groups.values() if values)
+    needed = next((n for n in range(2, _MOST_SEEDS) if _power(tolerance, spread, n, confidence) >= 0.8), None)
+    if needed is not None and needed <= seeds:
+        return ""
+    found = _power(tolerance, spread, seeds, confidence)
+    enough = f"{needed} seeds at each W" if needed else f"more than {_MOST_SEEDS} seeds at each W"
+    loss = f"a loss of {2 * tolerance:.3g}, twice the tolerance"
+    return f": {seeds} seeds find {loss}, in {percent(found)} of studies; {enough} would in 80 %"
+
+
+def _power(beyond: float, spread: float, seeds: int, confidence: float) -> float:
+    """Return the probability of FAIL for a loss that is larger than the tolerance by `beyond`, with so many seeds."""
+    if spread == 0:
+        return 1.0
+    df = 2 * seeds - 2
+    if df < 1:
+        return 0.0
+    error = spread * math.sqrt(2 / seeds)
+    return t_probability(beyond / error - t_quantile(1 - (1 - confidence) / 2, df), df)
 
 
 def loss_explained(study: Study, found: list[Account], *, tolerance: float) -> Criterion:

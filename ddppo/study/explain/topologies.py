@@ -10,7 +10,6 @@ from ddppo.study.columns import duration, percent, whole
 from ddppo.study.measure.topologies import Behind, Side, SideBySide
 from ddppo.study.predict.outlook import Outlook
 
-AHEAD = 32  # the W for which every topology is predicted
 _PARTS = {"t_rollout": "acting and stepping", "t_learn": "learning", "t_comm": "communication"}
 _SMALL = 0.02  # part of a rank's time that is not worth a word
 _ROLE_NAMES = {"learner": "the learner", "actor": "actors", "observer": "observers"}
@@ -131,8 +130,12 @@ def _ahead(found: SideBySide, outlooks: Sequence[Outlook]) -> str:
     """Return the predictions of the topologies' own studies for many workers, and the topologies without one."""
     predictions, few = [], []
     names = dict.fromkeys(side.study.topology for side in found.sides)
+    # The largest W that is predicted for all of them, or else for any.
+    predicted_at = [{p.world_size for p in outlook.as_measured} for outlook in outlooks if outlook.checks]
+    common = set.intersection(*predicted_at) if predicted_at else set()
+    at = max(common or set().union(*predicted_at), default=0)
     for topology, outlook in zip(names, outlooks, strict=True):
-        predicted = next((p for p in outlook.as_measured if p.world_size == AHEAD), None)
+        predicted = next((p for p in outlook.as_measured if p.world_size == at), None)
         if not outlook.checks:  # fewer than three W: none can be held out as a check
             few.append(topology)
             continue
@@ -142,13 +145,13 @@ def _ahead(found: SideBySide, outlooks: Sequence[Outlook]) -> str:
         if not check.within:
             predictions.append(f"not {topology} ({off})")
         elif predicted is None:
-            predictions.append(f"not {topology}: its environments do not divide among so many")
+            predictions.append(f"not {topology}, from whose W it cannot be predicted")
         else:
             between = f"{whole(predicted.fps_low)} to {whole(predicted.fps_high)}"
             predictions.append(f"{topology} {whole(predicted.fps)} steps/s ({between}; {off})")
     predictions += [f"not {', '.join(few)}, measured at fewer than three W"] if few else []
     law = "by the model of ddp, or for another topology by a law of W that does not know environments"
-    return f"Predicted at W={AHEAD}, {law}: {'; '.join(predictions)}."
+    return f"Predicted{f' at W={at}' if at else ''}, {law}: {'; '.join(predictions)}."
 
 
 def _seeds(number: int) -> str:

@@ -37,6 +37,13 @@ def t_quantile(p: float, df: float) -> float:
     return float(stdtrit(df, p))
 
 
+def t_probability(x: float, df: float) -> float:
+    """Return the probability that Student's t with `df` degrees of freedom is below x."""
+    from scipy.special import stdtr
+
+    return float(stdtr(df, x))
+
+
 def difference(
     above: Sequence[float], below: Sequence[float] | None = None, confidence: float = CONFIDENCE
 ) -> tuple[float, float]:

@@ -4,7 +4,7 @@ A law is judged where it can be checked: it is fitted without a W, and its predi
 measurement.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isnan, nan
 from typing import Any
@@ -19,6 +19,7 @@ from ddppo.study.predict.recommend import Recommendation, recommend
 from ddppo.study.predict.usl import FittedUsl, Usl, fit_usl, fit_usl_with_errors
 from ddppo.study.read.record import Run, by_world_size
 
+_SAYS_NOTHING = 4.0  # the high end of an interval / the low end
 TOLERANCE = 0.15  # relative error of a prediction that can be trusted
 
 
@@ -134,8 +135,11 @@ def outlook(
     cores_per_worker: float | None,
     efficiency_floor: float,
     price_per_worker_hour: float | None,
+    refused: Collection[int] = (),
 ) -> Outlook:
     """Fit the model (or, for runs without times, the scalability law), predict, and recommend a W.
+
+    refused: W that are not recommended. Without `predict_to`, W up to twice the largest measured are predicted.
 
     Raises ConfigError for a what_if that has no meaning or no effect.
     """
@@ -147,8 +151,8 @@ def outlook(
     law: FittedModel | FittedUsl | None = model or usl
     # 2. Check, and predict the measured W and powers of 2.
     checks = () if law is None else each_held_out(law, study.runs)
-    # Up to 4 times the largest W, by default.
-    largest = predict_to or min(1024, max(64, 4 * study.world_sizes[-1]))
+    # Up to twice the largest W, by default: no run says what begins beyond.
+    largest = predict_to or 2 * study.world_sizes[-1]
     sizes = sorted({*study.world_sizes, *(2**i for i in range(largest.bit_length()) if 2**i <= largest)})
     as_measured, changed = list[Prediction](), list[Prediction]()
     if model is not None:
@@ -157,6 +161,7 @@ def outlook(
             changed = model.predict([w for w in sizes if model.divides(w, changes)], changes)
     elif usl is not None:
         as_measured = usl.predict([w for w in sizes if w >= study.baseline])
+    as_measured = _sensible(as_measured, study, remarks)
     # 3. Judge.
     misfit = {} if law is None else law.errors.relative
     # Predictions are trusted only if the fit is good and all checks passed.
@@ -171,7 +176,9 @@ def outlook(
         trusted=trusted,
         usl=None if usl is None else usl.usl,
         cores_rule="" if model is None else model.cores_rule,
-        recommendation=_recommendation(study, as_measured, trusted, efficiency_floor, price_per_worker_hour),
+        recommendation=_recommendation(
+            study, as_measured, trusted, efficiency_floor, price_per_worker_hour, refused
+        ),
         remarks=tuple(remarks),
     )
 
@@ -201,8 +208,44 @@ def _besides(runs: Sequence[Run]) -> int:
     return numbers.pop() if len(numbers) == 1 and all(run.num_stepping for run in runs) else 0
 
 
+def _sensible(predictions: Sequence[Prediction], study: Study, remarks: list[str]) -> list[Prediction]:
+    """Return the predictions that these W allow; `remarks` get the reasons for the others.
+
+    A W cannot be predicted if its interval says nothing, or if its ranks share cores and those of no measured W did:
+    what taking turns costs is then only assumed.
+    """
+    kept, wide, crowded = [], list[int](), list[int]()
+    measured = {w for w in study.world_sizes}
+    crowds = any(row.oversubscription > 1 for row in study.rows)
+    last = study.rows[-1]
+    # Cores grow with W if they did so far.
+    shared = last.cores and all(row.cores == last.cores for row in study.rows) and len(study.rows) > 1
+    for p in predictions:
+        if p.world_size not in measured and p.fps_high > _SAYS_NOTHING * p.fps_low:
+            wide.append(p.world_size)
+        elif shared and not crowds and p.world_size * last.threads > last.cores:
+            crowded.append(p.world_size)
+        else:
+            kept.append(p)
+    if wide:
+        listed = ", ".join(map(str, wide))
+        remarks.append(f"W={listed} cannot be predicted from these W: the interval would say nothing.")
+    if crowded:
+        listed = ", ".join(map(str, crowded))
+        remarks.append(
+            f"W={listed} cannot be predicted from these W: more compute threads than the {last.cores} cores would take "
+            "turns, and no measured W had that."
+        )
+    return kept
+
+
 def _recommendation(
-    study: Study, predictions: Sequence[Prediction], trusted: bool, floor: float, price: float | None
+    study: Study,
+    predictions: Sequence[Prediction],
+    trusted: bool,
+    floor: float,
+    price: float | None,
+    refused: Collection[int],
 ) -> Recommendation | None:
     """Recommend a W among the measured ones and predictions up to twice the largest; None for a single W."""
     if len(study.rows) < 2:
@@ -211,7 +254,13 @@ def _recommendation(
     times = {row.world_size: row.time_to_target.median for row in study.rows if row.time_to_target.count}
     near = [p for p in predictions if p.world_size <= 2 * study.world_sizes[-1]]
     return recommend(
-        study.runs, times, near, trusted=trusted, efficiency_floor=floor, price_per_worker_hour=price
+        study.runs,
+        times,
+        near,
+        trusted=trusted,
+        efficiency_floor=floor,
+        price_per_worker_hour=price,
+        refused=refused,
     )
 
 

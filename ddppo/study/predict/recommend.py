@@ -1,6 +1,6 @@
 """Which W should be used? The fastest one with enough efficiency; beside it the fastest and the cheapest of all."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite, isnan
 
@@ -10,6 +10,8 @@ from ddppo.statistics import median
 from ddppo.study.columns import duration
 from ddppo.study.predict.intervals import Prediction
 from ddppo.study.read.record import Run, by_world_size
+
+_AS_FAST = 0.03  # a larger W must be faster by more than this to be worth its workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,26 +55,37 @@ def recommend(
     trusted: bool = False,
     efficiency_floor: float = 0.7,
     price_per_worker_hour: float | None = None,
+    refused: Collection[int] = (),
 ) -> Recommendation:
     """Choose among the measured W and, if predictions are `trusted`, the predicted ones above the smallest W.
 
     Args:
         times: {W: seconds to the target, inf if most seeds never reached it}. A measured time decides over throughput.
+        refused: W that are not recommended, because they are certainly no faster than a smaller W, or learn less.
 
     A predicted W is assumed to need as many environment steps as the nearest measured one. Under strong scaling that
     holds by construction; under weak scaling it does not, so only measured W are compared if there is a target. A
-    predicted W is chosen only if its whole interval is above the measured W that it would replace.
+    predicted W is chosen only if its whole interval is above the measured W that it would replace; and beyond the
+    largest measured W only if that is the fastest of them, and not refused. Of W that are equally fast, within 3 %, the
+    smallest is chosen.
     """
     times = {w: t for w, t in times.items() if not isnan(t)}
     table = _table(runs, times, predictions, price_per_worker_hour)
     # Candidates, and those that keep the efficiency floor (a predicted one with the low end of its interval).
-    reaching = [c for c in table if isfinite(c.seconds) and (c.measured or trusted)]
+    measured = [c for c in table if c.measured]
+    grows = measured[-1].world_size not in refused and measured[-1].fps == max(c.fps for c in measured)
+    ahead = [
+        c for c in table if not c.measured and trusted and (grows or c.world_size < measured[-1].world_size)
+    ]
+    allowed = {c.world_size for c in measured if c.world_size not in refused or c is measured[0]}
+    reaching = [c for c in table if isfinite(c.seconds) and (c.world_size in allowed or c in ahead)]
     relative = {c.world_size: (c.fps if c.measured else c.fps_low) / c.fps * c.efficiency for c in reaching}
     efficient = [c for c in reaching if relative[c.world_size] >= efficiency_floor]
     # The fastest of all, and of the efficient ones.
     fastest, kept = (_best(some, lambda c: c.seconds) for some in (reaching, efficient))
+    chosen = _smallest_as_fast(kept or fastest, efficient if kept else reaching)
     made = Recommendation(
-        chosen=kept or fastest,
+        chosen=chosen,
         fastest=fastest,
         cheapest=_best(reaching, lambda c: c.worker_seconds),
         reasons=(),
@@ -82,7 +95,24 @@ def recommend(
     # The reasons.
     floor = f"an efficiency of {100 * efficiency_floor:g} %"
     why = f"is the fastest that keeps {floor}" if kept else f"is the fastest; no W keeps {floor}"
-    return replace(made, reasons=tuple(_reasons(made, why, trusted=trusted, by_throughput=not times)))
+    best = kept or fastest
+    if chosen is not best and best is not None:
+        why = f"is as fast as W={best.world_size}, within {100 * _AS_FAST:g} %"
+    reasons = _reasons(made, why, trusted=trusted and grows, by_throughput=not times)
+    if refused:
+        listed = ", ".join(map(str, sorted(refused)))
+        reasons.append(
+            f"Not considered: W={listed}, certainly no faster than a smaller W, or worse at learning."
+        )
+    return replace(made, reasons=tuple(reasons))
+
+
+def _smallest_as_fast(chosen: RecommendedW | None, candidates: Sequence[RecommendedW]) -> RecommendedW | None:
+    """Return the smallest measured W that takes no more than 3 % longer than the chosen one."""
+    if chosen is None:
+        return None
+    same = [c for c in candidates if c.measured and c.seconds <= (1 + _AS_FAST) * chosen.seconds]
+    return min([c for c in same if c.world_size < chosen.world_size] or [chosen], key=lambda c: c.world_size)
 
 
 def _table(
