@@ -17,7 +17,7 @@ from ddppo.study.explain import accounting, criteria, topologies
 from ddppo.study.explain.accounting import Account
 from ddppo.study.explain.belief import Doubt, doubts
 from ddppo.study.explain.criteria import Criterion
-from ddppo.study.explain.sentences import Explained, explained
+from ddppo.study.explain.sentences import Explained, covered, explained, outside_training
 from ddppo.study.measure.pace import steady
 from ddppo.study.measure.speedup import Study
 from ddppo.study.measure.speedup import study as compute_study
@@ -282,4 +282,4 @@ def _remarks(study: Study) -> list[str]:
             f"W={', '.join(map(str, sorted(guessed)))} ran on several nodes, which count as one machine each: their "
             "cores are added up. If nodes share a machine, this hides oversubscription."
         )
-    return remarks
+    return [*remarks, *outside_training(study), *covered(study)]

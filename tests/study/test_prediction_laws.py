@@ -106,7 +106,7 @@ def test_the_model_beats_the_law_without_parts_where_w_is_held_out():
 
 def test_a_table_of_w_and_throughput_gets_predictions_a_peak_and_a_recommendation():
     said = ahead(alone(planted.runs(replace(SMALL, other_s=2e-3), (1, 2, 4, 8), 2)))
-    assert {p.world_size for p in said.as_measured} >= {1, 2, 4, 8, 16, 32}
+    assert {p.world_size for p in said.as_measured} == {1, 2, 4, 8, 16}
     assert all(p.fps_low <= p.fps <= p.fps_high and p.parts == {} for p in said.as_measured)
     assert said.remarks[0].startswith("Predictions are by the universal scalability law")
     assert [check.world_size for check in said.checks] == [2, 4, 8]

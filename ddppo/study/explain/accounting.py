@@ -13,8 +13,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ddppo.statistics import LEAST_SEEDS
 from ddppo.study.measure.slow import Slowness
 from ddppo.study.measure.speedup import SpeedupRow, Study, work
+from ddppo.study.measure.statistics import difference
 from ddppo.study.predict.collective_cost import own_sum
 from ddppo.study.predict.parameters import normal_expected_max
 from ddppo.study.read.record import PARTS, Run
@@ -46,6 +48,9 @@ class Account:
     wall_per_iter: float  # seconds
     shares: dict[str, float]  # of each of CAUSES in the iteration's time; they add up to the loss, 1 - E(W)
     by_seed: dict[str, tuple[float, ...]]  # the same in the account of each seed, in the order of the seeds
+    between: dict[
+        str, tuple[float, float]
+    ]  # 95 % interval of each share, with the noise of W_1; NaN below 3 seeds
     missing: tuple[str, ...] = ()  # parts that the runs do not record; their time is unexplained
     cores_between: tuple[float, float] | None = (
         None  # bounds of the share of crowded cores, if it is uncertain
@@ -111,7 +116,7 @@ def accounts(study: Study) -> list[Account]:
         return []
     first = _middle(spent[study.baseline])
     rows = [row for row in study.rows[1:] if row.world_size in spent]
-    return [_account(study, row, spent[row.world_size], first, calm) for row in rows]
+    return [_account(study, row, spent[row.world_size], spent[study.baseline], first, calm) for row in rows]
 
 
 def _spent(run: Run, slow: Slowness) -> Spent:
@@ -145,16 +150,41 @@ def _middle(spent: Sequence[Spent]) -> Spent:
 
 
 def _account(
-    study: Study, row: SpeedupRow, spent: Sequence[Spent], base: Spent, calm: Spent | None
+    study: Study,
+    row: SpeedupRow,
+    spent: Sequence[Spent],
+    bases: Sequence[Spent],
+    base: Spent,
+    calm: Spent | None,
 ) -> Account:
-    """Return the account of one W: its shares, those of every seed, and the parts that are not recorded."""
+    """Return the account of one W: its shares, those of every seed, and the parts that are not recorded.
+
+    bases: the runs of the smallest W, and `base` the one in the middle.
+    """
     here = _middle(spent)
     shares, between = _shares(study, row, here, base, calm)
     each = [_shares(study, row, one, base, calm)[0] for one in spent]
+    against = [_shares(study, row, here, one, calm)[0] for one in bases]
+    intervals = {
+        c: _interval(share, [x[c] for x in each], [x[c] for x in against]) for c, share in shares.items()
+    }
     # Parts that this W or the smallest W lacks.
     missing = [part for c, part in _PARTS.items() if math.isnan(here.seconds[c] + base.seconds[c])]
     by_seed = {cause: tuple(one[cause] for one in each) for cause in CAUSES}
-    return Account(row.world_size, row.efficiency.median, here.tau, shares, by_seed, tuple(missing), between)
+    e = row.efficiency.median
+    return Account(row.world_size, e, here.tau, shares, by_seed, intervals, tuple(missing), between)
+
+
+def _interval(share: float, here: Sequence[float], base: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % interval of a share, in which the noise of W and that of W_1 add up (Welch).
+
+    here: the share in the account of each seed of W, against the middle of W_1. base: in that of the middle of W,
+    against each seed of W_1. The interval is around the means over seeds, as that of E(W) is, and has `share` in it.
+    """
+    if min(len(here), len(base)) < LEAST_SEEDS:
+        return math.nan, math.nan
+    low, high = difference([x - share for x in here], [share - x for x in base])
+    return min(share + low, share), max(share + high, share)
 
 
 def _shares(

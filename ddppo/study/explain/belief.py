@@ -125,14 +125,7 @@ def _apart(found: dict[int, set[str]]) -> tuple[int, int] | None:
 
 def _order(study: Study) -> list[Doubt]:
     """A machine that became slower or faster from run to run, where the order of runs goes with W."""
-    groups = by_world_size(study.runs)
-    spans = {w: [s for run in runs if (s := _span(run))] for w, runs in groups.items()}
-    if any(len(spans[w]) < len(runs) for w, runs in groups.items()):
-        return []
-    # Interleaved runs: the drift is in the spread over seeds, and no W is favoured.
-    ordered = sorted((min(a for a, _ in of_w), max(a for a, _ in of_w)) for of_w in spans.values())
-    in_blocks = all(before[1] < after[0] for before, after in pairwise(ordered))
-    if not in_blocks:
+    if not in_blocks(study):
         return []
     total = drift([(run, span) for run in study.runs if (span := _span(run))])
     if total is None or abs(total) < math.log1p(_DRIFT):
@@ -148,6 +141,19 @@ def _order(study: Study) -> list[Doubt]:
             "on a machine with nothing beside it.",
         )
     ]
+
+
+def in_blocks(study: Study) -> bool | None:
+    """Return whether all runs of a W were started before those of the next W; None if starts are unknown.
+
+    Where seeds take turns over W instead, a drift of the machine is in the spread over seeds and favours no W.
+    """
+    groups = by_world_size(study.runs)
+    spans = {w: [s for run in runs if (s := _span(run))] for w, runs in groups.items()}
+    if any(len(spans[w]) < len(runs) for w, runs in groups.items()):
+        return None
+    ordered = sorted((min(a for a, _ in of_w), max(a for a, _ in of_w)) for of_w in spans.values())
+    return all(before[1] < after[0] for before, after in pairwise(ordered))
 
 
 # -- What the runs themselves show.

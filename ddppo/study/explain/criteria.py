@@ -9,11 +9,11 @@ from itertools import pairwise
 import numpy as np
 
 from ddppo.statistics import CONFIDENCE, LEAST_SEEDS
+from ddppo.study.columns import percent
 from ddppo.study.explain.accounting import Account, accounts, cause_name
 from ddppo.study.measure import speedup
 from ddppo.study.measure.slow import standard_error
 from ddppo.study.measure.speedup import Study
-from ddppo.study.columns import percent
 from ddppo.study.measure.statistics import difference, t_probability, t_quantile
 from ddppo.study.read.record import Run
 
@@ -92,7 +92,9 @@ def _growth(study: Study, small: int, large: int, confidence: float) -> tuple[fl
         return difference(faster, slower, confidence)
     middle = sum(faster) / len(faster) - sum(slower) / len(slower)
     # The deviation of runs, pooled over W.
-    several = [np.log([r.fps for r in runs]) for runs in map(study.runs_at, study.world_sizes) if len(runs) > 1]
+    several = [
+        np.log([r.fps for r in runs]) for runs in map(study.runs_at, study.world_sizes) if len(runs) > 1
+    ]
     df = sum(len(x) - 1 for x in several)
     pooled = math.sqrt(sum(float(((x - x.mean()) ** 2).sum()) for x in several) / df) if df else 0.0
     if df < _LEAST_DF:

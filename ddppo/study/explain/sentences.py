@@ -1,13 +1,14 @@
 """Why is the efficiency below 1, in sentences? For a W: the time that is lost, the main cause, and a remedy."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
+from ddppo.statistics import median
 from ddppo.study.columns import duration, percent
 from ddppo.study.explain.accounting import CAUSES, Account, cause_name
-from ddppo.study.measure.speedup import SpeedupRow, Study
+from ddppo.study.explain.belief import in_blocks
+from ddppo.study.measure.speedup import MeasuredRank, SpeedupRow, Study
 from ddppo.study.read.record import Run
 
 NEGLIGIBLE_LOSS = 0.02  # needs no explanation
@@ -48,6 +49,44 @@ def explained(study: Study, accounts: Sequence[Account], world_sizes: Sequence[i
     return [done.get(w) or _without_account(study, w) for w in (world_sizes if by_w else world_sizes[-1:])]
 
 
+def covered(study: Study) -> list[str]:
+    """Return a sentence on what the intervals over seeds cover."""
+    if len(study.rows) < 2 or all(math.isnan(row.speedup.low) for row in study.rows):
+        return []
+    covers = "Intervals of 95 % are over repeats of these runs on this machine, this day"
+    blocks = in_blocks(study)
+    if blocks is None:
+        return [f"{covers}."]
+    if not blocks:
+        return [f"{covers}; the seeds took turns over W, so that a drift of the machine is in them."]
+    return [
+        f"{covers}. The runs of each W followed one another: a shift of the machine from one W to the next is in no "
+        "interval. With seed=0,1,2 before dist.world_size=1,2 on the command line the seeds take turns."
+    ]
+
+
+def outside_training(study: Study) -> list[str]:
+    """Return a sentence if evaluation took longer than training: no speed has it in."""
+    times = {}
+    for row in study.rows:
+        runs = study.runs_at(row.world_size)
+        training, evaluation = (median([getattr(r, n) for r in runs]) for n in ("wall_s", "eval_s"))
+        if evaluation > training > 0:
+            times[row.world_size] = training, evaluation
+    if not times:
+        return []
+    each = [
+        f"at W={w} {evaluation / training:.2g} times as long ({duration(evaluation)} beside {duration(training)} of "
+        "training)"
+        for w, (training, evaluation) in times.items()
+    ]
+    listed = ", ".join(each[-3:])
+    return [
+        f"Evaluation took longer than training, {listed}, and is in no speed here: a run as a whole gains less from "
+        "more workers. eval.every_steps and eval.final_episodes make it shorter."
+    ]
+
+
 def _without_account(study: Study, world_size: int) -> Explained:
     sentence = f"W={world_size} is the baseline: the other W are compared with it."
     if len(study.rows) == 1:
@@ -78,9 +117,11 @@ def _explained(study: Study, account: Account, *, first: bool) -> Explained:
         gain = "more than ideal" if account.loss < 0 else "next to nothing is lost"
         return Explained(row.world_size, (*sentences, f"There is nothing to explain: {gain}."))
     # 2. The main cause, then the others.
-    to = f"{_described(main, row, study)}{_over_seeds(account.by_seed[main])}"
     seconds = duration(share * account.wall_per_iter)
-    sentences.append(f"{percent(share)} of the iteration ({seconds}) goes to {to}.")
+    between = _between(account.between[main])
+    sentences.append(
+        f"{percent(share)}{between} of the iteration ({seconds}) goes to {_described(main, row, study)}."
+    )
     sentences += _others(account, study.rule)
     # 3. Efficiency without the main cause. Other causes overlap (threads that take turns on a core show as waiting, for
     # example), so that removing one would change another.
@@ -102,8 +143,9 @@ def _setting(study: Study) -> str:
     return f"Strong scaling: W workers share one batch of {batch:.0f} steps, so an ideal iteration is W times shorter."
 
 
-def _over_seeds(shares: Sequence[float]) -> str:
-    return f", {percent(min(shares))} to {percent(max(shares))} over seeds" if np.ptp(shares) >= 0.02 else ""
+def _between(interval: tuple[float, float]) -> str:
+    low, high = interval
+    return f" [{percent(low)}, {percent(high)}]" if high - low >= 0.02 else ""
 
 
 def _others(account: Account, rule: str) -> list[str]:
@@ -146,14 +188,19 @@ def _described(cause: str, row: SpeedupRow, study: Study) -> str:
 
 
 def _waiting(row: SpeedupRow) -> str:
-    # Is one rank last most of the time?
+    if (one := _last(row)) is not None:
+        return f"waiting for rank {one.rank}, which is last for {percent(one.blame)} of the time waited"
     last = max(row.ranks, key=lambda rank: rank.blame, default=None)
     if last is None:
         return "waiting for the slowest rank"
-    if last.blame >= 0.5 and row.world_size > 2:
-        return f"waiting for rank {last.rank}, which is last for {percent(last.blame)} of the time waited"
     most = f"rank {last.rank} most, for {percent(last.blame)} of the time waited"
     return f"waiting, for no rank in particular: ranks are late in turn ({most})"
+
+
+def _last(row: SpeedupRow) -> MeasuredRank | None:
+    """Return the rank that is last most of the time; None if ranks are late in turn."""
+    last = max(row.ranks, key=lambda rank: rank.blame, default=None)
+    return last if last is not None and last.blame >= 0.5 and row.world_size > 2 else None
 
 
 def _slow(row: SpeedupRow, run: Run) -> str:
@@ -184,7 +231,24 @@ def _place(row: SpeedupRow, run: Run) -> str:
 def _remedy(cause: str, row: SpeedupRow, study: Study) -> str:
     """Return the remedy, as text after a colon."""
     run, first = study.runs_at(row.world_size)[0], study.rows[0]
+    if cause == "waiting" and (last := _last(row)) is not None:
+        return f"find why rank {last.rank} is late (its environments, its host, what else runs there)"
     if cause == "communication":
+        # A larger W with as many exchanges that loses much less shows that their number is not the reason.
+        same = [
+            r
+            for r in study.rows
+            if r.world_size > row.world_size
+            and r.rho_comm < 0.5 * row.rho_comm
+            and (other := study.runs_at(r.world_size)[0]).num_epochs * other.num_minibatches
+            >= run.num_epochs * run.num_minibatches
+        ]
+        if same:
+            return (
+                f"find what slowed communication at W={row.world_size} (hosts, network, other programs): "
+                f"W={same[0].world_size} has as many exchanges, and they take {percent(same[0].rho_comm)} of its "
+                "iterations"
+            )
         # Cheaper or fewer gradient exchanges.
         updates = run.num_epochs * run.num_minibatches
         each = f" ({updates} gradient exchanges of {run.num_parameters:,} numbers each)" if updates else ""

@@ -5,7 +5,7 @@ nothing are ruled out: the conditions are in `_slow_ranks`.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ from ddppo.study.read.record import Run
 PHASES = ("t_rollout", "t_learn")
 SLOW_RATIO = 1.1  # a slow rank takes more than this many times the level ...
 SLOW_MATTERS = 0.01  # ... and exceeds it by more than this part of t_iter ...
+SUSPECTED_RATIO = 1.03  # of a rank that is slow at another W
 _DEVIATIONS = 4.0  # ... by more than this many standard deviations of the ranks below the level ...
 _CONFIDENCE = 0.999  # ... and not by chance, with this confidence
 _BLOCK = 5  # iterations; the times of neighbouring iterations are not independent
@@ -32,13 +33,20 @@ class Slowness:
     total: dict[str, float]
 
 
-def slowness(run: Run, *, expected: Mapping[str, float], turns: float = 1.0) -> Slowness:
+def slowness(
+    run: Run,
+    *,
+    expected: Mapping[str, float],
+    turns: float = 1.0,
+    suspected: Mapping[str, Collection[int]] | None = None,
+) -> Slowness:
     """Find the ranks of a run that are slow in the rollout or in the update.
 
     Args:
         expected: seconds of each phase, derived from the smallest W.
         turns: compute threads per core, relative to the smallest W. Threads that take turns on a core may stretch a
             rank so many times without being slow.
+        suspected: by phase, ranks that are slow at another W. Of these a smaller excess counts.
     """
     found = Slowness({}, {}, {})
     # Roles of other topologies differ in their times without being slow.
@@ -46,11 +54,12 @@ def slowness(run: Run, *, expected: Mapping[str, float], turns: float = 1.0) -> 
     for phase in PHASES if comparable else ():
         x = run.times.get(phase, np.zeros((1, 1)))
         level, t_iter = expected.get(phase, math.nan), float(run.times["t_iter"].mean())
-        slow = _slow_ranks(x, level, t_iter, turns)
+        known = (suspected or {}).get(phase, ())
+        slow = _slow_ranks(x, level, t_iter, turns, known)
         # A rank with one environment more than others takes longer without being slow: count its time per environment.
         if slow and len(set(run.shares)) > 1:
             fewer = min(run.shares) / np.array(run.shares)
-            per_env = _slow_ranks(x * fewer, level, t_iter, turns)
+            per_env = _slow_ranks(x * fewer, level, t_iter, turns, known)
             slow = {rank: min(slow[rank], per_env[rank]) for rank in slow.keys() & per_env.keys()}
         if slow:
             # The same times with slow ranks brought to the level.
@@ -62,18 +71,26 @@ def slowness(run: Run, *, expected: Mapping[str, float], turns: float = 1.0) -> 
     return found
 
 
-def _slow_ranks(x: np.ndarray, expected: float, t_iter: float, turns: float) -> dict[int, float]:
+def _slow_ranks(
+    x: np.ndarray, expected: float, t_iter: float, turns: float, suspected: Collection[int]
+) -> dict[int, float]:
     """Return {rank: its time / the level} of the slow columns of `x` `[iterations, W]`.
 
     The mean of a slow rank is above SLOW_RATIO * turns times the level, and it exceeds the level by more than
         - SLOW_MATTERS of t_iter,
         - 4 standard deviations of the ranks below the level (they are one half of a symmetric spread), and
         - chance from iteration to iteration (p < 0.001).
+
+    For a suspected rank the ratio is SUSPECTED_RATIO, and the other two are a fifth and a half as much.
     """
     means = x.mean(axis=0)
     level = level_of(means, expected)
     spread = float(np.sqrt(((level - means[means <= level]) ** 2).mean()))
-    least = max((SLOW_RATIO * turns - 1) * level, SLOW_MATTERS * t_iter, _DEVIATIONS * spread)
+    least = np.full(
+        len(means), max((SLOW_RATIO * turns - 1) * level, SLOW_MATTERS * t_iter, _DEVIATIONS * spread)
+    )
+    lower = max((SUSPECTED_RATIO * turns - 1) * level, SLOW_MATTERS / 5 * t_iter, _DEVIATIONS / 2 * spread)
+    least[[rank for rank in suspected if rank < len(means)]] = lower
     # Chance: the standard error of the difference to the ranks that are not slow.
     others = x[:, means <= SLOW_RATIO * level].mean(axis=1)
     found = {}

@@ -13,7 +13,7 @@ Medians are over seeds. Source of both readings: DD-PPO, arXiv:1911.00357, secti
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,7 @@ import numpy as np
 from ddppo.errors import ConfigError
 from ddppo.statistics import median, spread
 from ddppo.study.measure.slow import PHASES, Slowness, level_of, slowness
-from ddppo.study.measure.statistics import SeedMedian, estimate, ratio, time_estimate
+from ddppo.study.measure.statistics import NOTHING, SeedMedian, estimate, ratio, time_estimate
 from ddppo.study.read.record import PARTS, Evaluation, Run, by_world_size
 
 # -- One run: when did it reach the target?
@@ -101,8 +101,10 @@ class SpeedupRow:
     speedup_by_target: SeedMedian
     efficiency_by_target: SeedMedian
     # Seconds of an iteration.
-    t_iter: dict[str, float]  # mean, p50, p95, max over iterations and seeds, of the mean over ranks
-    parts: dict[str, float]  # mean of each of PARTS over ranks, iterations and seeds
+    t_iter: dict[
+        str, float
+    ]  # mean, p50, p95, max over the iterations of the median run, of the mean over ranks
+    parts: dict[str, float]  # mean of each of PARTS over its ranks and iterations
     ranks: tuple[MeasuredRank, ...]  # empty if runs have no times of single ranks
     slowness: tuple[Slowness, ...]  # of each seed
     # Learning.
@@ -161,10 +163,19 @@ def study(runs: list[Run]) -> Study:
     first, *others = by_world_size(ordered).values()
     base = _row(first, first, _slowness(first, None))
     rows = (base, *(_row(same, first, _slowness(same, base)) for same in others))
+    # A rank that is slow at some W is looked for at the others with less caution: it does not become fast there.
+    suspected = {
+        phase: {rank.rank for row in rows for rank in row.slow_ranks if phase in rank.slow}
+        for phase in PHASES
+    }
+    if any(suspected.values()):
+        rows = (base, *(_row(same, first, _slowness(same, base, suspected)) for same in others))
     return Study(tuple(ordered), rows, first[0].env_id, first[0].rule, first[0].target_return)
 
 
-def _slowness(runs: list[Run], base: SpeedupRow | None) -> tuple[Slowness, ...]:
+def _slowness(
+    runs: list[Run], base: SpeedupRow | None, suspected: Mapping[str, Collection[int]] | None = None
+) -> tuple[Slowness, ...]:
     """Return the slow ranks of each run. `base`, the row of the smallest W, gives the expected times."""
     expected, turns = {}, 1.0
     if base is not None:
@@ -174,7 +185,7 @@ def _slowness(runs: list[Run], base: SpeedupRow | None) -> tuple[Slowness, ...]:
             means = np.array([rank.times.get(phase, math.nan) for rank in base.ranks] or [math.nan])
             expected[phase] = g * level_of(means)
         turns = max(1.0, _oversubscription(runs[0]) / base.oversubscription)
-    return tuple(slowness(run, expected=expected, turns=turns) for run in runs)
+    return tuple(slowness(run, expected=expected, turns=turns, suspected=suspected) for run in runs)
 
 
 def work(steps_per_iter: float, world_size: int, base: SpeedupRow) -> float:
@@ -203,10 +214,17 @@ def _row(runs: list[Run], base: list[Run], slow: tuple[Slowness, ...]) -> Speedu
     fps = [r.fps for r in runs]
     reach = [time_to_target(r) for r in runs]
     speedup = ratio(fps, fps if runs is base else [r.fps for r in base])
-    by_target = ratio(reach, reach if runs is base else [time_to_target(r) for r in base], inverse=True)
+    there = reach if runs is base else [time_to_target(r) for r in base]
+    by_target = ratio(reach, there, inverse=True)
+    if runs is not base and by_target.count == 0:
+        by_target = _bound(reach, there, runs, base)
     # Times [iterations of all seeds, W] that all runs have.
     names = [n for n in ("t_iter", *PARTS) if all(n in r.times for r in runs)]
     times = {name: np.concatenate([r.times[name] for r in runs]) for name in names}
+    # An iteration is that of the run with the median FPS, or of the two in the middle, so that it agrees with the FPS.
+    ordered = sorted(runs, key=lambda r: r.fps)
+    middle = ordered[(len(runs) - 1) // 2 : len(runs) // 2 + 1]
+    usual = {name: np.concatenate([r.times[name] for r in middle]) for name in names}
     # Quantiles of train/* metrics over iterations and seeds.
     stability = {
         name: _quantiles(np.concatenate([r.stability[name] for r in runs if name in r.stability]))
@@ -229,13 +247,31 @@ def _row(runs: list[Run], base: list[Run], slow: tuple[Slowness, ...]) -> Speedu
         num_reached=sum(math.isfinite(t) for t in reach),
         speedup_by_target=by_target,
         efficiency_by_target=by_target.scaled(1 / relative),
-        t_iter=spread(times["t_iter"].mean(axis=1) if "t_iter" in times else np.array([])),
-        parts={name: float(times[name].mean()) for name in PARTS if name in times},
+        t_iter=spread(usual["t_iter"].mean(axis=1) if "t_iter" in usual else np.array([])),
+        parts={name: float(usual[name].mean()) for name in PARTS if name in usual},
         ranks=_ranks(times, slow) if all(r.tells_ranks for r in runs) else (),
         slowness=slow,
         final_return=estimate([r.final_return for r in runs]),
         stability=stability,
     )
+
+
+def _bound(reach: list[float], there: list[float], runs: list[Run], base: list[Run]) -> SeedMedian:
+    """Return the bound of the speedup by time to target if the median of one side never reached it.
+
+    A run that never reached the target would have taken longer than it lasted.
+    """
+    if not reach or any(math.isnan(t) for t in (*reach, *there)):
+        return NOTHING
+    least, least_there = (
+        median([t if math.isfinite(t) else r.wall_s for t, r in zip(times, of, strict=True)])
+        for times, of in ((reach, runs), (there, base))
+    )
+    here, below = median(reach), median(there)
+    if math.isinf(here) == math.isinf(below) or not (least > 0 and least_there > 0):
+        return NOTHING
+    low, high = (least_there / here, math.inf) if math.isinf(below) else (0.0, below / least)
+    return SeedMedian(math.nan, low, high, 0)
 
 
 def _ranks(times: dict[str, np.ndarray], slow: tuple[Slowness, ...]) -> tuple[MeasuredRank, ...]:

@@ -215,7 +215,7 @@ def _sensible(predictions: Sequence[Prediction], study: Study, remarks: list[str
     what taking turns costs is then only assumed.
     """
     kept, wide, crowded = [], list[int](), list[int]()
-    measured = {w for w in study.world_sizes}
+    measured = set(study.world_sizes)
     crowds = any(row.oversubscription > 1 for row in study.rows)
     last = study.rows[-1]
     # Cores grow with W if they did so far.

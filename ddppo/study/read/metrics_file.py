@@ -38,6 +38,7 @@ class Metrics:
     stability: dict[str, np.ndarray]
     evaluations: tuple[Evaluation, ...]
     returns: tuple[Evaluation, ...]
+    eval_s: float  # seconds of all evaluations
     irregular: str | None  # the first iteration with another number of ranks than world_size, as a text
 
 
@@ -62,6 +63,7 @@ class _MetricsReader:
         self.evaluations: list[Evaluation] = []
         self.returns: list[Evaluation] = []
         self.irregular: str | None = None
+        self.eval_s = 0.0
         # Columns. All ranks of an iteration follow each other in a column of times.
         self._times = {name: array("d") for name, _ in _TIMES}
         self._columns = [(name, self._times[short]) for short, name in _TIMES]
@@ -122,6 +124,7 @@ class _MetricsReader:
             },
             evaluations=tuple(self.evaluations),
             returns=tuple(self.returns),
+            eval_s=self.eval_s,
             irregular=self.irregular,
         )
 
@@ -193,6 +196,7 @@ class _MetricsReader:
         score = line.number("eval/return_mean", default=math.nan)
         if not math.isnan(score):
             self.evaluations.append(Evaluation(steps, wall_s, score))
+            self.eval_s += line.number("eval/t_eval", low=0, high=fields.LARGEST_SECONDS, default=0.0)
         # Keep a training return if it is a new highest, or one of every `stride`.
         trained = line.number("rollout/return_mean", default=math.nan)
         if not math.isnan(trained):

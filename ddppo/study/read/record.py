@@ -97,6 +97,7 @@ class Run:
     stability: dict[str, np.ndarray] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)  # resolved settings, nested
     origin: Origin = Origin()
+    eval_s: float = 0.0  # seconds of evaluations, which are in no time above
     others: dict[int, int] = field(default_factory=dict)  # {W: iterations} of world sizes before the last
     # Time to target_return from a table; +inf: never reached; NaN: the table does not say.
     reached_at_s: float = math.nan

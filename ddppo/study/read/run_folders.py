@@ -15,7 +15,7 @@ import numpy as np
 
 from ddppo.algorithms.known import training_section
 from ddppo.study.read import summary_file
-from ddppo.study.read.fields import FieldError, Fields, one_line, parsed, quoted
+from ddppo.study.read.fields import LARGEST_SECONDS, FieldError, Fields, one_line, parsed, quoted
 from ddppo.study.read.metrics_file import DamagedError, Metrics, read_metrics
 from ddppo.study.read.record import LeftOut, Reading, Run
 from ddppo.study.read.summary_file import RunCounts
@@ -179,6 +179,7 @@ def _run(path: Path, summary: Fields) -> Run:
         stability={name: values[kept] for name, values in metrics.stability.items()},
         config=settings,
         origin=origin,
+        eval_s=metrics.eval_s + _final_eval_s(evaluation),
         others=dict(sorted(others.items())),
         topology=config.section("dist", default={}).text("topology", default="ddp"),
         roles=roles,
@@ -197,6 +198,12 @@ def _final_return(evaluation: Fields, metrics: Metrics) -> float:
     if final.values:
         return final.number("return_mean", default=math.nan)
     return metrics.returns[-1].return_mean if metrics.returns else math.nan
+
+
+def _final_eval_s(evaluation: Fields) -> float:
+    """Return the seconds of the final evaluation; 0 without one."""
+    final = evaluation.section("final", default={})
+    return final.number("t_eval", low=0, high=LARGEST_SECONDS, default=0.0)
 
 
 def _check_of_one_run(summary: Fields, counts: RunCounts, metrics: Metrics) -> None:

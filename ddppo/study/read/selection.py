@@ -14,6 +14,7 @@ from ddppo.config.fields import near
 from ddppo.config.variants import own_keys
 from ddppo.distributed.topologies.known import TOPOLOGIES
 from ddppo.errors import RunFolderError
+from ddppo.statistics import median
 from ddppo.study.read.fields import flat, one_line
 from ddppo.study.read.record import LeftOut, Machine, Reading, Run, by_world_size
 
@@ -359,14 +360,22 @@ def _resumed(runs: list[Run]) -> list[str]:
 def with_target(runs: list[Run], target_return: float | None) -> tuple[list[Run], list[str]]:
     """Return the runs with one target: `target_return`, or the most common target of the runs; and remarks.
 
+    Runs without a target under weak scaling get the highest return that every W reached.
     A time to target from a table is kept if the row has this target, or names none.
     """
     targets = Counter(run.target_return for run in runs if not math.isnan(run.target_return))
     remarks = []
     if target_return is None:
-        if not targets:
+        if targets:
+            target_return = targets.most_common(1)[0][0]
+        elif (common := _common_return(runs)) is not None:
+            target_return = common
+            remarks = [
+                "The runs have no target_return. Under weak scaling a larger W has a larger batch, so W are compared "
+                f"by the time to a return of {common:.4g}, the highest that every W reached."
+            ]
+        else:
             return runs, []
-        target_return = targets.most_common(1)[0][0]
         if len(targets) > 1:
             remarks = [f"The runs have {len(targets)} targets; target_return={target_return:g} is compared."]
     chosen = []
@@ -376,3 +385,16 @@ def with_target(runs: list[Run], target_return: float | None) -> tuple[list[Run]
         reached = run.reached_at_s if same else math.nan
         chosen.append(replace(run, target_return=target_return, reached_at_s=reached))
     return chosen, remarks
+
+
+def _common_return(runs: list[Run]) -> float | None:
+    """Return the highest return that every W reached, in the median over its seeds; None if it is not known or needed.
+
+    Under strong scaling all W learn from the same batch, and throughput compares them.
+    """
+    curves = {run.path: run.evaluations if len(run.evaluations) > 1 else run.returns for run in runs}
+    groups = by_world_size(runs)
+    if runs[0].rule != "weak" or len(groups) < 2 or any(len(curve) < 2 for curve in curves.values()):
+        return None
+    highest = {run.path: max(point.return_mean for point in curves[run.path]) for run in runs}
+    return min(median([highest[run.path] for run in of_w]) for of_w in groups.values())
