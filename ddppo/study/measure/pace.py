@@ -217,7 +217,7 @@ def drift(timed: Sequence[tuple[Run, tuple[float, float]]]) -> float | None:
 
 
 def _sure(x: np.ndarray, y: np.ndarray, df: int, extent: float) -> float | None:
-    """Return slope * extent of a line through 0, if the slope is certain (p < 0.001)."""
+    """Return slope * extent of a line through 0, if the slope is certain (p < 0.003)."""
     slope = float(x @ y / (x @ x)) if x.any() else 0.0
     error = float(((y - slope * x) ** 2).sum() / df / max(float(x @ x), 1e-300)) ** 0.5
-    return slope * extent if abs(slope) > t_quantile(0.9995, df) * error else None
+    return slope * extent if abs(slope) > t_quantile(0.9985, df) * error else None
