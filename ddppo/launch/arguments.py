@@ -64,6 +64,7 @@ def prepared_arguments(arguments: list[str]) -> list[str]:
     # 3. Refuse settings that do not belong to one run, or to a sweep.
     if asked.multirun or values.get("hydra.mode") == "MULTIRUN":
         _check_multirun(asked, values)
+        settings = _seeds_first(settings)
     else:
         _check_single(values, runs=asked.cfg is None and asked.info is None)
     # 4. Check folders. A resumed run writes into its own, and under a launcher W is the number of processes.
@@ -77,6 +78,14 @@ def prepared_arguments(arguments: list[str]) -> list[str]:
     if len(set(algorithms(values))) > 1:
         settings = [_of_several(setting) for setting in settings]
     return [*flags, *map(_in_grammar, settings), *added]
+
+
+def _seeds_first(settings: list[str]) -> list[str]:
+    """Return the settings of a sweep with `seed` as the first, so that seeds are outermost: they take turns over W.
+
+    If all seeds of one W ran before the next W, a machine that becomes busy would look like a slow W.
+    """
+    return sorted(settings, key=lambda setting: bare_name(setting.partition("=")[0]) != "seed")
 
 
 def composed(overrides: Sequence[str]) -> Config:

@@ -84,7 +84,7 @@ def test_a_machine_that_drifts_is_told_where_the_order_of_runs_goes_with_w():
     (doubt,) = doubts(study(drifting(False)))
     assert doubt.kind == "order"
     assert "slower" in doubt.sentence
-    assert "seeds outermost" in doubt.again
+    assert "dist.world_size=1,2,4 seed=0,1,2" in doubt.again
     assert "order" not in kinds(drifting(True))
     assert (in_blocks(study(sweep(interleaved=False))), in_blocks(study(sweep()))) == (True, False)
 
@@ -172,7 +172,7 @@ def test_it_is_told_what_the_intervals_cover():
     assert "this machine, this day" in turns
     assert "took turns" in turns
     assert "in no interval" in blocks
-    assert "seed=0,1,2 before dist.world_size=1,2" in blocks
+    assert "seeds take turns over W" in blocks
 
 
 def test_weak_scaling_without_a_target_is_compared_at_the_highest_return_that_all_reached():

@@ -94,6 +94,12 @@ def completions(words, monkeypatch, capsys):
     return capsys.readouterr().out.split()
 
 
+def test_the_seeds_of_a_sweep_come_first_so_that_they_take_turns_over_w():
+    given = ["-m", "env=cartpole", "dist.world_size=1,2", "seed=0,1"]
+    assert prepared_arguments(given) == ["-m", "seed=0,1", "env=cartpole", "dist.world_size=1,2"]
+    assert prepared_arguments(["env=cartpole", "seed=1"]) == ["env=cartpole", "seed=1"]
+
+
 def test_completion_offers_the_options_of_a_group_and_no_schema(monkeypatch, capsys):
     assert completions("scaling=", monkeypatch, capsys) == ["scaling=strong", "scaling=weak"]
     assert "hydra/launcher=basic" in completions("hydra/launcher=", monkeypatch, capsys)

@@ -101,7 +101,10 @@ def _values(override: str, task: Sequence[str]) -> tuple[str, ...]:
     task: the overrides that choose the task, because an override may be a keyword of the task.
     """
     try:
-        parsed = OverridesParser.create().parse_override(prepared_arguments(["-m", *task, override])[-1])
+        prepared = prepared_arguments(["-m", *task, override])
+        # The override is the last argument, unless it is `seed`, which comes first.
+        same = [argument for argument in prepared if argument.partition("=")[0] == override.partition("=")[0]]
+        parsed = OverridesParser.create().parse_override((same or prepared)[-1])
     except (HydraException, ConfigError):  # composing the whole command line will raise it again
         return (override,)
     return tuple(parsed.sweep_string_iterator()) if parsed.is_sweep_override() else (override,)

@@ -137,8 +137,8 @@ def _order(study: Study) -> list[Doubt]:
             f"The runs of each W followed one another, and meanwhile the machine became {change}: by about "
             f"{percent(abs(math.expm1(total)))} from the first run to the last, as runs of equal W tell. So the order "
             "of the runs and W cannot be told apart.",
-            f"{_capital(_AGAIN)} with the seeds outermost (seed=0,1,2 before dist.world_size=... on the command line), "
-            "on a machine with nothing beside it.",
+            f"{_capital(_AGAIN)} in one command (dist.world_size={','.join(map(str, study.world_sizes))} "
+            "seed=0,1,2), in which the seeds take turns over W, with nothing else on the machine.",
         )
     ]
 

@@ -61,7 +61,7 @@ def covered(study: Study) -> list[str]:
         return [f"{covers}; the seeds took turns over W, so that a drift of the machine is in them."]
     return [
         f"{covers}. The runs of each W followed one another: a shift of the machine from one W to the next is in no "
-        "interval. With seed=0,1,2 before dist.world_size=1,2 on the command line the seeds take turns."
+        "interval. In one sweep of all W and seeds (dist.world_size=1,2,4 seed=0,1,2) the seeds take turns over W."
     ]
 
 
