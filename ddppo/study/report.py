@@ -229,7 +229,7 @@ def _study_report(options: ReportOptions, reading: Reading) -> StudyReport:
     ]
     if doubted:
         verdict = [criteria.doubted(verdict[0]), verdict[1], criteria.doubted(verdict[2])]
-    # Fit a model and predict.
+    # Fit a model and predict, unless the numbers cannot be believed.
     ahead = outlook.outlook(
         study,
         what_if=options.what_if,
@@ -241,12 +241,11 @@ def _study_report(options: ReportOptions, reading: Reading) -> StudyReport:
         | criteria.worse_returns(
             study, relative=options.return_tolerance, absolute=options.return_tolerance_abs
         ),
+        doubted=bool(doubted),
     )
     # Explain in sentences, for a few W only.
     wanted = _worth_explaining(study, accounts, ahead, options.efficiency_floor)
     why = [] if doubted else explained(study, accounts, wanted)
-    if doubted:
-        ahead = ahead.doubted()
     all_remarks = [*reading.remarks, *remarks, *left_out, *_remarks(study)]
     return StudyReport(study, accounts, verdict, why, ahead, all_remarks, doubted)
 

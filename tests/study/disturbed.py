@@ -154,7 +154,9 @@ def _many_stalls(rng, kind):
     def stalling(run):
         return slowed(run, np.where(rng.random(len(run.steps)) < part, 30.0, 1.0))
 
-    return _disturbed(rng, kind, ("pace",), lambda runs: at(runs, stalling, study.world_sizes[-1]), study)
+    return _disturbed(
+        rng, kind, ("pace", "run"), lambda runs: at(runs, stalling, study.world_sizes[-1]), study
+    )
 
 
 def _step(rng, kind, study=None):

@@ -257,8 +257,18 @@ _TRUE_FPS: dict[tuple[str, int, int], float] = {}  # a study's judge asks for th
 
 def true_shares(truth: Truth, world_size: int, base: int = 1) -> dict[str, float]:
     """Return the share of each cause of the iteration at W, beyond what W at `base` leaves an ideal one to take."""
+    asked = (repr(truth), world_size, base)
+    if asked not in _TRUE_SHARES:
+        _TRUE_SHARES[asked] = _true_shares(truth, world_size, base)
+    return _TRUE_SHARES[asked]
+
+
+_TRUE_SHARES: dict[tuple[str, int, int], dict[str, float]] = {}
+
+
+def _true_shares(truth: Truth, world_size: int, base: int) -> dict[str, float]:
     even = replace(truth, run_cv=0.0, stalls={})
-    here, there = (play(even, w, 10**6, 400) for w in (world_size, base))
+    here, there = (play(even, w, 10**6, 6000 if truth.tail else 1000) for w in (world_size, base))
     work = truth.steps(world_size) / truth.steps(base) * base / world_size
     return {cause: (here.causes[cause] - work * there.causes[cause]) / here.t_iter for cause in here.causes}
 

@@ -38,6 +38,9 @@ _MEMORY_BYTE_S, _BYTE_S = (
     1e-9,
 )
 
+_RESOLVED = 0.002  # of the iteration: an account resolves no smaller share ...
+_OF_CORES = 0.02  # ... and this part of the share of crowded cores, which is estimated from another W
+
 
 @dataclass(frozen=True, slots=True)
 class Account:
@@ -165,8 +168,11 @@ def _account(
     shares, between = _shares(study, row, here, base, calm)
     each = [_shares(study, row, one, base, calm)[0] for one in spent]
     against = [_shares(study, row, here, one, calm)[0] for one in bases]
+    # Shares on crowded cores rest on what their time would be with a core for every thread.
+    own_error = _RESOLVED + _OF_CORES * max(shares["cores"], 0.0)
     intervals = {
-        c: _interval(share, [x[c] for x in each], [x[c] for x in against]) for c, share in shares.items()
+        c: _interval(share, [x[c] for x in each], [x[c] for x in against], own_error)
+        for c, share in shares.items()
     }
     # Parts that this W or the smallest W lacks.
     missing = [part for c, part in _PARTS.items() if math.isnan(here.seconds[c] + base.seconds[c])]
@@ -175,16 +181,20 @@ def _account(
     return Account(row.world_size, e, here.tau, shares, by_seed, intervals, tuple(missing), between)
 
 
-def _interval(share: float, here: Sequence[float], base: Sequence[float]) -> tuple[float, float]:
+def _interval(
+    share: float, here: Sequence[float], base: Sequence[float], own_error: float
+) -> tuple[float, float]:
     """Return the 95 % interval of a share, in which the noise of W and that of W_1 add up (Welch).
 
     here: the share in the account of each seed of W, against the middle of W_1. base: in that of the middle of W,
     against each seed of W_1. The interval is around the means over seeds, as that of E(W) is, and has `share` in it.
+    It is at least as wide as what the account itself can resolve.
     """
     if min(len(here), len(base)) < LEAST_SEEDS:
         return math.nan, math.nan
     low, high = difference([x - share for x in here], [share - x for x in base])
-    return min(share + low, share), max(share + high, share)
+    middle, half = (low + high) / 2, math.hypot((high - low) / 2, own_error)
+    return share + min(middle - half, 0.0), share + max(middle + half, 0.0)
 
 
 def _shares(

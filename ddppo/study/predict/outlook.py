@@ -5,7 +5,7 @@ measurement.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import isnan, nan
 from typing import Any
 
@@ -112,13 +112,6 @@ class Outlook:
     recommendation: Recommendation | None
     remarks: tuple[str, ...]  # missing parts, and the reasons
 
-    def doubted(self) -> "Outlook":
-        """Return what is left of it if the speeds cannot be believed: nothing predicted, no W recommended."""
-        return replace(
-            self, as_measured=(), changed=(), misfit={}, checks=(), trusted=False, usl=None, cores_rule="",
-            recommendation=None, remarks=(),
-        )  # fmt: skip
-
     @property
     def quality(self) -> tuple[str, ...]:
         """Sentences on how far predictions can be trusted."""
@@ -136,15 +129,19 @@ def outlook(
     efficiency_floor: float,
     price_per_worker_hour: float | None,
     refused: Collection[int] = (),
+    doubted: bool = False,
 ) -> Outlook:
     """Fit the model (or, for runs without times, the scalability law), predict, and recommend a W.
 
-    refused: W that are not recommended. Without `predict_to`, W up to twice the largest measured are predicted.
+    refused: W that are not recommended. doubted: the speeds cannot be believed, so nothing is predicted, and no W is
+    recommended. Without `predict_to`, W up to twice the largest measured are predicted.
 
     Raises ConfigError for a what_if that has no meaning or no effect.
     """
     # 1. Fit.
     changes, remarks = _what_if(what_if), list[str]()
+    if doubted:
+        return Outlook((), (), changes.changes, {}, (), False, None, "", None, ())
     model, usl = _laws(study, cores_per_worker, remarks)
     if changes.changes and model is None:
         raise ConfigError(f"what_if={dict(what_if)} has no effect: {remarks[-1]}")
