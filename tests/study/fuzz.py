@@ -8,7 +8,7 @@ and every statement that was false.
 import csv
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -45,6 +45,7 @@ class Findings:
     counts: dict[str, dict[str, list[int]]] = field(default_factory=dict)
     misjudged: list[str] = field(default_factory=list)
     widths: list[float] = field(default_factory=list)
+    tell: Callable[[str], None] = lambda text: None
 
     def note(self, what: str, held: bool, study: Planted, words: str) -> None:
         count = self.counts.setdefault(study.kind, {}).setdefault(what, [0, 0])
@@ -52,6 +53,7 @@ class Findings:
         count[1] += 1
         if not held and what not in ("page", "share within .03"):
             self.misjudged.append(f"{what}: {study}: {words}")
+            self.tell(self.misjudged[-1])
 
     def sums(self, *what: str, kind: str | None = None) -> tuple[int, int]:
         """Return how many held, and how many were asked."""
@@ -111,9 +113,9 @@ def _shown(rate):
     return "" if math.isnan(rate) else f"{rate:.3f}"
 
 
-def judge(studies: Iterable[Planted], progress=lambda study: None) -> Findings:
+def judge(studies: Iterable[Planted], progress=lambda study: None, tell=lambda text: None) -> Findings:
     """Report every study and compare."""
-    findings = Findings()
+    findings = Findings(tell=tell)
     for study in studies:
         progress(study)
         said = compute(ReportOptions(path="planted"), FoundStudies([Reading(study.runs(), [])], [])).studies[
@@ -295,7 +297,11 @@ def main() -> None:
         if sys.stderr.isatty():
             print(f"\r{done} of {count}", end="", file=sys.stderr, flush=True)
 
-    found = judge(planted.studies(count, int(given.get("seed", 1)), kinds), progress)
+    found = judge(
+        planted.studies(count, int(given.get("seed", 1)), kinds),
+        progress,
+        lambda text: print(text, flush=True),
+    )
     print(found.text())
     if "csv" in given:
         with open(given["csv"], "w", newline="") as file:

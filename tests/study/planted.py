@@ -239,11 +239,12 @@ def runs(truth: Truth, world_sizes, seeds) -> list[Run]:
     return [run(truth, w, s) for w in world_sizes for s in range(seeds)]
 
 
-def true_fps(truth: Truth, world_size: int, num_runs: int = 100) -> float:
+def true_fps(truth: Truth, world_size: int, num_runs: int = 0) -> float:
     """Return the median steps/s of very many runs: none is faster than another but by chance, nothing stalls.
 
     That of runs of this length: where some iterations take very long, most runs are faster than their mean.
     """
+    num_runs = num_runs or (100 if truth.tail else 25)
     asked = (repr(truth), world_size, num_runs)
     if asked not in _TRUE_FPS:
         even = replace(truth, run_cv=0.0, stalls={})

@@ -124,6 +124,22 @@ def test_a_base_that_was_slow_throughout_is_told_by_an_efficiency_above_one():
     assert "dist.world_size=1" in doubt.again
 
 
+def test_a_base_that_is_off_the_line_of_the_others_is_told_without_an_efficiency_above_one():
+    def lossy(factor):
+        runs = [
+            make_run(w, seed, parts={"t_rollout": 0.8 / w, "t_learn": 0.2 + 0.2 / w}, iterations=60)
+            for w in (1, 2, 4, 8)
+            for seed in range(3)
+        ]
+        return study(changed(runs, lambda r: slowed(r, factor), 1))
+
+    assert max(row.efficiency.median for row in lossy(1.2).rows) < 1.1
+    (doubt,) = doubts(lossy(1.2))
+    assert doubt.kind == "base"
+    assert "1.2 times as slowly as the other W let expect" in doubt.sentence
+    assert doubts(lossy(1.0)) == []
+
+
 def test_a_gain_of_learning_alone_has_a_cause_that_is_seen():
     def cached(run):
         times = {name: t.copy() for name, t in run.times.items()}

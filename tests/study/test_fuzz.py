@@ -13,7 +13,7 @@ _SAID_AT_ONCE = (
 def test_of_each_way_to_measure_badly_the_reason_is_told_and_no_cause():
     kinds = {kind: fuzz.KINDS[kind] for kind in _SAID_AT_ONCE}
     findings = fuzz.judge(planted.studies(len(kinds), seed=1, kinds=kinds))
-    said = findings.text()
+    said = "\n".join([*findings.misjudged, findings.text()])
     assert findings.rate("doubted") == 1, said
     assert findings.rate(fuzz.MAIN) == 1, said
     assert findings.false_per_page() == 0, said
@@ -22,7 +22,7 @@ def test_of_each_way_to_measure_badly_the_reason_is_told_and_no_cause():
 @pytest.mark.slow
 def test_what_is_said_of_made_up_studies_is_true():
     findings = fuzz.judge(planted.studies(len(fuzz.KINDS), seed=1, kinds=fuzz.KINDS))  # one of each kind
-    said = findings.text()
+    said = "\n".join([*findings.misjudged, findings.text()])
     assert findings.false_per_page() <= 0.05, said  # of 45 pages
     assert findings.rate(fuzz.MAIN) >= 0.95, said
     assert findings.rate("share within .03") >= 0.98, said

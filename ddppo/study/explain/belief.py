@@ -14,11 +14,12 @@ import numpy as np
 
 from ddppo.study.columns import duration, percent
 from ddppo.study.measure.pace import Change, change, drift
-from ddppo.study.measure.speedup import SpeedupRow, Study, work
+from ddppo.study.measure.speedup import PHASES, SpeedupRow, Study, work
 from ddppo.study.read.record import Run, by_world_size
 
 _OVERLAP = 0.02  # of the shorter run, beside another run on the same host
 _BASE_ABOVE = 1.1  # an efficiency that is no longer taken for chance or for a small gain
+_BASE_SLOWER = 1.15  # in acting and in learning, than a line through the other W
 _OF_ONE_PHASE = 0.05  # the other phase does not differ by more: the gain has a cause that is seen
 _ODD, _ODD_DEVIATIONS = (
     0.1,
@@ -214,24 +215,65 @@ def _off(row: SpeedupRow) -> list[float]:
 
 
 def _base(study: Study) -> list[Doubt]:
-    """An efficiency above 1 that has no cause."""
+    """An efficiency above 1 that has no cause, or a base that is slower than the other W let expect."""
     # Of other topologies a larger W has a larger part of ranks that act.
     if not all(run.ranks_are_alike for run in study.runs):
         return []
     base = study.rows[0]
     above = [row for row in study.rows[1:] if _is_above(row) and not _gain_is_seen(study, row)]
-    if not above:
+    again = f"Run W={base.world_size} again (dist.world_size={base.world_size}), with nothing else on the machine."
+    if above:
+        row = max(above, key=lambda row: row.efficiency.median)
+        return [
+            Doubt(
+                "base",
+                f"W={row.world_size} has an efficiency of {percent(row.efficiency.median)}, more than ideal, and no "
+                f"single part of its iterations explains that: the runs of W={base.world_size}, the base of all "
+                "speedups, were probably disturbed.",
+                again,
+            )
+        ]
+    slower = _slower_than_others(study)
+    if slower is None:
         return []
-    row = max(above, key=lambda row: row.efficiency.median)
     return [
         Doubt(
             "base",
-            f"W={row.world_size} has an efficiency of {percent(row.efficiency.median)}, more than ideal, and no single "
-            f"part of its iterations explains that: the runs of W={base.world_size}, the base of all speedups, were "
-            "probably disturbed.",
-            f"Run W={base.world_size} again (dist.world_size={base.world_size}), with nothing beside it.",
+            f"W={base.world_size}, the base of all speedups, acts and learns {slower:.2g} times as slowly as the other "
+            "W let expect: its runs were probably disturbed, and then all speedups are too large.",
+            again,
         )
     ]
+
+
+def _slower_than_others(study: Study) -> float | None:
+    """Return how many times slower the smallest W acts and learns than a line through the other W; None if it is not.
+
+    Acting and learning of a rank take a + b / W under strong scaling, a + b W under weak scaling, also with fixed costs
+    and with contention. A disturbed base is above both lines; one that lacks a gain (a cache) is above one of them.
+    """
+    base, *others = [row for row in study.rows if row.oversubscription <= study.rows[0].oversubscription]
+    runs = [study.runs_at(row.world_size)[0].origin for row in (base, *others)]
+    alike = len({(origin.env_backend, origin.threads_per_rank, origin.device) for origin in runs}) == 1
+    if len(others) < 3 or base is not study.rows[0] or not alike or not all(r.ranks for r in (base, *others)):
+        return None
+    ratios = []
+    for phase in PHASES:
+        # The median over ranks, so that slow ranks do not count.
+        y = np.array(
+            [np.median([rank.times.get(phase, np.nan) for rank in row.ranks]) for row in (base, *others)]
+        )
+        x = np.array([row.world_size for row in (base, *others)], dtype=float) ** (
+            -1 if study.rule == "strong" else 1
+        )
+        if not (y > 0).all():
+            return None
+        slope, start = np.polyfit(x[1:], y[1:], 1, w=1 / y[1:])
+        line = start + slope * x
+        if line[0] <= 0 or np.abs(line[1:] / y[1:] - 1).max() > _OF_ONE_PHASE:
+            return None  # no line
+        ratios.append(float(y[0] / line[0]))
+    return min(ratios) if min(ratios) > _BASE_SLOWER else None
 
 
 def _is_above(row: SpeedupRow) -> bool:
