@@ -95,7 +95,6 @@ class Findings:
         middle = sorted(self.widths)[len(self.widths) // 2] if self.widths else math.nan
         return "\n".join(
             [
-                *self.misjudged,
                 "",
                 *lines,
                 "",

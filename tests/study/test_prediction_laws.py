@@ -145,9 +145,23 @@ def test_one_w_alone_has_no_outlook():
 
 
 def test_cores_that_were_asked_for_are_given_to_w_not_measured():
-    runs = planted.runs(replace(SMALL, cores=8), (1, 2, 4, 8), 2)
+    runs = planted.runs(replace(SMALL, cores=4), (1, 2, 4, 8), 2)
     shared, own = ahead(runs), ahead(runs, cores_per_worker=1)
-    assert "share 8 cores" in shared.cores_rule
+    assert "share 4 cores" in shared.cores_rule
     assert "1 core for each worker, as asked" in own.cores_rule
     at = {p.world_size: p.fps for p in shared.as_measured}
     assert all(p.fps > 1.1 * at[p.world_size] for p in own.as_measured if p.world_size > 8)
+
+
+def test_a_w_that_would_crowd_cores_as_no_measured_one_did_is_not_predicted_and_that_is_told():
+    said = ahead(planted.runs(replace(SMALL, cores=4), (1, 2, 4), 1))
+    assert {p.world_size for p in said.as_measured} == {1, 2, 4}
+    assert any("W=8 cannot be predicted from these W" in remark for remark in said.remarks)
+
+
+def test_an_interval_that_says_nothing_is_no_prediction():
+    fps = {1: [1000.0, 10.0], 2: [300.0, 5000.0]}
+    runs = [replace(run, fps=fps[run.world_size][run.seed]) for run in alone(planted.runs(SMALL, (1, 2), 2))]
+    said = ahead(runs)
+    assert {p.world_size for p in said.as_measured} <= {1, 2}
+    assert any("the interval would say nothing" in remark for remark in said.remarks)

@@ -117,6 +117,11 @@ class Outlook:
         """Sentences on how far predictions can be trusted."""
         sentences = [f"{judged(self.misfit)}."] if self.misfit else []
         sentences += [f"{check}." for check in self.checks]
+        if self.misfit and any(p.world_size > max(self.misfit) for p in self.as_measured):
+            sentences.append(
+                f"Predictions and their intervals assume that nothing new begins beyond W={max(self.misfit)}, the "
+                "largest measured: no slower network between more hosts, no full memory or disk."
+            )
         return (*sentences, *([] if self.usl is None else [f"{self.usl}."]))
 
 
@@ -158,7 +163,7 @@ def outlook(
             changed = model.predict([w for w in sizes if model.divides(w, changes)], changes)
     elif usl is not None:
         as_measured = usl.predict([w for w in sizes if w >= study.baseline])
-    as_measured = _sensible(as_measured, study, remarks)
+    as_measured = _sensible(as_measured, study, remarks, own_cores=cores_per_worker is not None)
     # 3. Judge.
     misfit = {} if law is None else law.errors.relative
     # Predictions are trusted only if the fit is good and all checks passed.
@@ -205,18 +210,20 @@ def _besides(runs: Sequence[Run]) -> int:
     return numbers.pop() if len(numbers) == 1 and all(run.num_stepping for run in runs) else 0
 
 
-def _sensible(predictions: Sequence[Prediction], study: Study, remarks: list[str]) -> list[Prediction]:
+def _sensible(
+    predictions: Sequence[Prediction], study: Study, remarks: list[str], *, own_cores: bool
+) -> list[Prediction]:
     """Return the predictions that these W allow; `remarks` get the reasons for the others.
 
     A W cannot be predicted if its interval says nothing, or if its ranks share cores and those of no measured W did:
-    what taking turns costs is then only assumed.
+    what taking turns costs is then only assumed. own_cores: a number of cores is given for each rank.
     """
     kept, wide, crowded = [], list[int](), list[int]()
     measured = set(study.world_sizes)
     crowds = any(row.oversubscription > 1 for row in study.rows)
     last = study.rows[-1]
     # Cores grow with W if they did so far.
-    shared = last.cores and all(row.cores == last.cores for row in study.rows) and len(study.rows) > 1
+    shared = not own_cores and last.cores and all(row.cores == last.cores for row in study.rows)
     for p in predictions:
         if p.world_size not in measured and p.fps_high > _SAYS_NOTHING * p.fps_low:
             wide.append(p.world_size)
