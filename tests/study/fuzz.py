@@ -1,14 +1,15 @@
-"""What does a report say of made-up studies whose truth is known? `python -m tests.study.fuzz 225 [seed=1] [csv=FILE]`.
+"""What does a report say of made-up studies whose truth is known? `python -m tests.study.fuzz [each=5] [seed=1]`.
 
 Each study of tests/study/planted.py and tests/study/disturbed.py goes through the whole of ddppo.study; its sentences
 and numbers are compared with what was planted. Prints, for each kind of study, the numbers that docs/report.md quotes,
-and every statement that was false.
+and every statement that was false. Further options: kind= one kind, workers= processes, csv= a file for the table.
 """
 
 import csv
 import math
+import multiprocessing
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -45,7 +46,6 @@ class Findings:
     counts: dict[str, dict[str, list[int]]] = field(default_factory=dict)
     misjudged: list[str] = field(default_factory=list)
     widths: list[float] = field(default_factory=list)
-    tell: Callable[[str], None] = lambda text: None
 
     def note(self, what: str, held: bool, study: Planted, words: str) -> None:
         count = self.counts.setdefault(study.kind, {}).setdefault(what, [0, 0])
@@ -53,7 +53,6 @@ class Findings:
         count[1] += 1
         if not held and what not in ("page", "share within .03"):
             self.misjudged.append(f"{what}: {study}: {words}")
-            self.tell(self.misjudged[-1])
 
     def sums(self, *what: str, kind: str | None = None) -> tuple[int, int]:
         """Return how many held, and how many were asked."""
@@ -112,11 +111,10 @@ def _shown(rate):
     return "" if math.isnan(rate) else f"{rate:.3f}"
 
 
-def judge(studies: Iterable[Planted], progress=lambda study: None, tell=lambda text: None) -> Findings:
+def judge(studies: Iterable[Planted]) -> Findings:
     """Report every study and compare."""
-    findings = Findings(tell=tell)
+    findings = Findings()
     for study in studies:
-        progress(study)
         said = compute(ReportOptions(path="planted"), FoundStudies([Reading(study.runs(), [])], [])).studies[
             0
         ]
@@ -284,23 +282,24 @@ REMEDIES = {
 }
 
 
+def of_one_kind(asked: tuple[str, int, int]) -> Findings:
+    """Judge so many studies of a kind."""
+    kind, count, seed = asked
+    made = planted.studies(count, [seed, *kind.encode()], {kind: KINDS[kind]})
+    return judge(made)
+
+
 def main() -> None:
-    given = dict(text.partition("=")[::2] for text in sys.argv[1:] if "=" in text)
-    count = next((int(text) for text in sys.argv[1:] if "=" not in text), 5 * len(KINDS))
-    kinds = {k: make for k, make in KINDS.items() if given.get("kind", k) == k}
-    done = 0
-
-    def progress(study):
-        nonlocal done
-        done += 1
-        if sys.stderr.isatty():
-            print(f"\r{done} of {count}", end="", file=sys.stderr, flush=True)
-
-    found = judge(
-        planted.studies(count, int(given.get("seed", 1)), kinds),
-        progress,
-        lambda text: print(text, flush=True),
-    )
+    given = dict(text.partition("=")[::2] for text in sys.argv[1:])
+    count, seed = int(given.get("each", 5)), int(given.get("seed", 1))
+    asked = [(kind, count, seed) for kind in KINDS if given.get("kind", kind) == kind]
+    found = Findings()
+    with multiprocessing.get_context("spawn").Pool(int(given.get("workers", 1))) as pool:
+        for of_kind in pool.imap_unordered(of_one_kind, asked):
+            found.counts |= of_kind.counts
+            found.widths += of_kind.widths
+            print("\n".join(of_kind.misjudged), flush=True)
+    found.counts = {kind: found.counts[kind] for kind, _, _ in asked}
     print(found.text())
     if "csv" in given:
         with open(given["csv"], "w", newline="") as file:

@@ -315,7 +315,7 @@ class Planted:
         return f"{self.kind}, {self.truth.rule}, W={sizes}, {self.seeds} seeds"
 
 
-def studies(count: int, seed: int = 0, kinds: dict[str, Any] | None = None) -> list[Planted]:
+def studies(count: int, seed: int | list[int] = 0, kinds: dict[str, Any] | None = None) -> list[Planted]:
     """Return studies that take turns in what is planted, with sizes at random."""
     rng = np.random.default_rng(seed)
     made = list((kinds or KINDS).items())

@@ -1,4 +1,4 @@
-"""The whole chain on made-up studies whose truth is known; the long form is `python -m tests.study.fuzz 225`."""
+"""The whole chain on made-up studies whose truth is known; the long form is `python -m tests.study.fuzz`."""
 
 import pytest
 
