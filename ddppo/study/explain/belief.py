@@ -15,16 +15,14 @@ import numpy as np
 from ddppo.study.columns import duration, percent
 from ddppo.study.measure.pace import Change, change, drift
 from ddppo.study.measure.speedup import PHASES, SpeedupRow, Study, work
+from ddppo.study.measure.statistics import t_quantile
 from ddppo.study.read.record import Run, by_world_size
 
 _OVERLAP = 0.02  # of the shorter run, beside another run on the same host
 _BASE_ABOVE = 1.1  # an efficiency that is no longer taken for chance or for a small gain
 _BASE_SLOWER = 1.15  # in acting and in learning, than a line through the other W
 _OF_ONE_PHASE = 0.05  # the other phase does not differ by more: the gain has a cause that is seen
-_ODD, _ODD_DEVIATIONS = (
-    0.1,
-    6.0,
-)  # a run is odd if it is further from the others, in log FPS and in deviations
+_ODD, _ODD_CHANCE = 0.1, 0.001  # a run is odd if it is further from the others, in log FPS, and not by chance
 _OF_MIDDLE = 2.5  # a standard deviation, in deviations of the runs in the middle
 _DRIFT = 0.05  # change of speed over the whole sweep
 _AGAIN = "run the whole sweep again"
@@ -188,12 +186,16 @@ def _odd_runs(study: Study) -> list[Doubt]:
     usual: list[float] = []
     for row in study.rows:
         usual += sorted(_off(row))[1:-1]
-    spread = _OF_MIDDLE * float(np.median(usual)) if usual else math.nan
+    if not usual:
+        return []
+    # By chance, one of so many runs is further away than this in 0.1 % of studies: few others make that far.
+    deviations = t_quantile(1 - _ODD_CHANCE / 2 / len(study.runs), len(usual))
+    spread = _OF_MIDDLE * float(np.median(usual))
     odd = []
     for row in study.rows:
         runs = study.runs_at(row.world_size)
         for i, (run, off) in enumerate(zip(runs, _off(row), strict=True)):
-            if len(runs) > 2 and off > math.log1p(_ODD) and off > _ODD_DEVIATIONS * spread:
+            if len(runs) > 2 and off > math.log1p(_ODD) and off > deviations * spread:
                 odd.append((off, run, [other.fps for j, other in enumerate(runs) if j != i]))
     if not odd:
         return []

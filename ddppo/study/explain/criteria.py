@@ -143,7 +143,9 @@ def returns_agree(study: Study, *, relative: float, absolute: float | None = Non
     differences: dict[str, list[str]] = defaultdict(list)
     for w, values in others.items():
         apart = sum(values) / len(values) - reference
-        low, high = (apart, apart) if _equal(study, w) else difference(values, base, confidence)
+        low, high = (
+            (apart, apart) if _equal(study, w) else _loss(values, base, list(groups.values()), confidence)
+        )
         # below: certain. beyond: by the mean only. reaching: within by the mean, but not the interval.
         kind = "below" if high < -tolerance else "beyond" if apart < -tolerance else "within"
         kind = "reaching" if kind == "within" and low < -tolerance else kind
@@ -164,6 +166,20 @@ def returns_agree(study: Study, *, relative: float, absolute: float | None = Non
     }
     kind, (result, ending) = next(item for item in endings.items() if item[0] in differences)
     return Criterion(name, result, f"{'; '.join(differences[kind])}, {ending}")
+
+
+def _loss(
+    values: list[float], base: list[float], groups: list[list[float]], confidence: float
+) -> tuple[float, float]:
+    """Return the interval of mean(values) - mean(base): Welch's, or from a deviation pooled over W for two seeds."""
+    low, high = difference(values, base, confidence)
+    several = [np.array(of_w) for of_w in groups if len(of_w) > 1]
+    df = sum(len(x) - 1 for x in several)
+    if math.isnan(low) or min(len(values), len(base)) >= LEAST_SEEDS or df < _LEAST_DF:
+        return low, high
+    pooled = math.sqrt(sum(float(((x - x.mean()) ** 2).sum()) for x in several) / df)
+    half = t_quantile(1 - (1 - confidence) / 2, df) * pooled * math.sqrt(1 / len(values) + 1 / len(base))
+    return (low + high) / 2 - half, (low + high) / 2 + half
 
 
 def worse_returns(study: Study, *, relative: float, absolute: float | None = None) -> set[int]:
@@ -226,7 +242,7 @@ def loss_explained(study: Study, found: list[Account], *, tolerance: float) -> C
         return Criterion(name, UNKNOWN, "the runs do not say where their time went, or there is only one W")
     # 1. Is the unexplained part small?
     worst = max(found, key=_unexplained)
-    text = f"at most {100 * _unexplained(worst):.2g} % of the loss is unexplained, at W={worst.world_size}"
+    text = f"at most {percent(_unexplained(worst))} of the loss is unexplained, at W={worst.world_size}"
     if _unexplained(worst) >= tolerance:
         missing = f"; the runs do not record {', '.join(worst.missing)}" if worst.missing else ""
         return Criterion(name, UNCERTAIN if missing else FAIL, text + missing)
