@@ -38,8 +38,8 @@ _MEMORY_BYTE_S, _BYTE_S = (
     1e-9,
 )
 
-_RESOLVED = 0.002  # of the iteration: an account resolves no smaller share ...
-_OF_CORES = 0.02  # ... and this part of the share of crowded cores, which is estimated from another W
+_RESOLVED = 0.001  # of the iteration: an account resolves no smaller share ...
+_OF_CORES = 0.01  # ... and this part of the share of crowded cores, which is estimated from another W
 
 
 @dataclass(frozen=True, slots=True)
