@@ -22,7 +22,7 @@ _OVERLAP = 0.02  # of the shorter run, beside another run on the same host
 _BASE_ABOVE = 1.1  # an efficiency that is no longer taken for chance or for a small gain
 _BASE_SLOWER = 1.15  # in acting and in learning, than a line through the other W
 _OF_ONE_PHASE = 0.05  # the other phase does not differ by more: the gain has a cause that is seen
-_ODD, _ODD_CHANCE = 0.1, 0.001  # a run is odd if it is further from the others, in log FPS, and not by chance
+_ODD, _ODD_CHANCE = 0.1, 0.01  # a run is odd if it is further from the others, in log FPS, and not by chance
 _OF_MIDDLE = 2.5  # a standard deviation, in deviations of the runs in the middle
 _DRIFT = 0.05  # change of speed over the whole sweep
 _AGAIN = "run the whole sweep again"
@@ -188,7 +188,7 @@ def _odd_runs(study: Study) -> list[Doubt]:
         usual += sorted(_off(row))[1:-1]
     if not usual:
         return []
-    # By chance, one of so many runs is further away than this in 0.1 % of studies: few others make that far.
+    # By chance, one of so many runs is further away than this in 1 % of studies: few others make that far.
     deviations = t_quantile(1 - _ODD_CHANCE / 2 / len(study.runs), len(usual))
     spread = _OF_MIDDLE * float(np.median(usual))
     odd = []
