@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ddppo.statistics import median
 from ddppo.study.columns import duration, percent
 from ddppo.study.explain.accounting import CAUSES, Account, cause_name
-from ddppo.study.explain.belief import in_blocks
+from ddppo.study.explain.belief import doubts, in_blocks
 from ddppo.study.measure.speedup import MeasuredRank, SpeedupRow, Study
 from ddppo.study.read.record import Run
 
@@ -50,8 +50,8 @@ def explained(study: Study, accounts: Sequence[Account], world_sizes: Sequence[i
 
 
 def covered(study: Study) -> list[str]:
-    """Return a sentence on what the intervals over seeds cover."""
-    if len(study.rows) < 2 or all(math.isnan(row.speedup.low) for row in study.rows):
+    """Return a sentence on what the intervals over seeds cover; none if the runs cannot be believed."""
+    if len(study.rows) < 2 or all(math.isnan(row.speedup.low) for row in study.rows) or doubts(study):
         return []
     covers = "Intervals of 95 % are over repeats of these runs on this machine, this day"
     blocks = in_blocks(study)
