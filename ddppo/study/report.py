@@ -15,9 +15,9 @@ from ddppo.errors import ConfigError, RunFolderError
 from ddppo.plugins import added, imported
 from ddppo.study.explain import accounting, criteria, topologies
 from ddppo.study.explain.accounting import Account
-from ddppo.study.explain.belief import Doubt, doubts
 from ddppo.study.explain.criteria import Criterion
 from ddppo.study.explain.sentences import Explained, covered, explained, outside_training
+from ddppo.study.measure.belief import Doubt, doubts
 from ddppo.study.measure.pace import steady
 from ddppo.study.measure.speedup import Study
 from ddppo.study.measure.speedup import study as compute_study

@@ -6,8 +6,8 @@ from datetime import datetime
 import numpy as np
 import pytest
 
-from ddppo.study.explain.belief import doubts, in_blocks
 from ddppo.study.explain.sentences import covered, outside_training
+from ddppo.study.measure.belief import doubts, in_blocks
 from ddppo.study.measure.pace import steady
 from ddppo.study.measure.speedup import study
 from ddppo.study.read.record import Evaluation, Machine, Origin, Reading

@@ -1,4 +1,6 @@
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -59,8 +61,8 @@ def write_run(folder, world_size, t_iter, rule="strong"):
         "derived": {"N": 8, "T": 16, "K": 4, "M": 4, "num_parameters": 9667, "device": "cpu"},
         "config": config,
         "machine": {"cores": 8, "hostname": "h", "cpu": "c"},
-        "started_at": "2026-01-01T00:00:00+00:00",
-        "finished_at": "2026-01-01T00:01:00+00:00",
+        "started_at": f"2026-01-01T{world_size:02}:00:00+00:00",
+        "finished_at": f"2026-01-01T{world_size:02}:01:00+00:00",
         "commit": "c",
         "dirty": False,
         "versions": {},
@@ -90,6 +92,15 @@ def test_a_sweep_is_predicted_to_the_largest_w_that_divides_its_batch(sweep, cap
     ]
     assert "Which W" in out
     assert "cannot tell latency from bandwidth" in out
+
+
+def test_runs_that_cannot_be_believed_are_told_first_and_no_w_is_recommended(sweep, capsys, monkeypatch):
+    for path in Path(sweep).rglob("summary.json"):
+        text = path.read_text()
+        path.write_text(re.sub("2026-01-01T..:0", "2026-01-01T00:0", text))
+    out = said(capsys, monkeypatch, sweep, "world_sizes=2")
+    assert out.startswith("CANNOT BE BELIEVED: 3 of 3 runs shared the host h")
+    assert "Which W" not in out
 
 
 def test_changes_are_named_and_stand_beside_the_system_as_it_is(sweep, capsys, monkeypatch):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ddppo.statistics import median
 from ddppo.study.columns import duration, percent
 from ddppo.study.explain.accounting import CAUSES, Account, cause_name
-from ddppo.study.explain.belief import doubts, in_blocks
+from ddppo.study.measure.belief import doubts, in_blocks
 from ddppo.study.measure.speedup import MeasuredRank, SpeedupRow, Study
 from ddppo.study.read.record import Run
 

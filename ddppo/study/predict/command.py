@@ -10,6 +10,8 @@ from ddppo.config.fields import setting
 from ddppo.errors import ConfigError, RunFolderError
 from ddppo.options import whole_numbers
 from ddppo.study.columns import aligned, whole
+from ddppo.study.measure.belief import doubts
+from ddppo.study.measure.pace import steady
 from ddppo.study.measure.speedup import study as compute_study
 from ddppo.study.predict.intervals import Prediction
 from ddppo.study.predict.model import FittedModel, WhatIf, fit
@@ -22,6 +24,7 @@ from ddppo.study.read.selection import one_study, with_target
 
 _LARGEST = 1024  # W that is predicted without world_sizes=
 _MOST_WORKERS = 10**9
+_WHICH = "Which W, of the system as measured: "
 _MAX_REASONS = 6  # in the error that no run is left
 
 
@@ -61,11 +64,13 @@ def predict(options: PredictConfig, what_if: WhatIf) -> str:
             reasons += f"; and {len(reading.left_out) - _MAX_REASONS} more"
         raise RunFolderError(f"{options.folder}: no usable run ({reasons})")
     runs, about_target = with_target(reading.runs, options.target_return)
+    runs, left_out = steady(runs)
+    doubted = doubts(compute_study(runs))
     # 2. Fit and predict.
     model = fit(_fitted_to(runs, options.fit_on))
     sizes = _world_sizes(options.world_sizes, runs, model, what_if)
     predictions = model.predict(sizes, what_if)
-    notes = [*map(str, reading.left_out), *reading.remarks, *about_target, *model.notes]
+    notes = [*map(str, reading.left_out), *reading.remarks, *about_target, *left_out, *model.notes]
     # 3. Compare: with the measured FPS, or with the system without the changes.
     beside = {w: float(np.median(x)) for w, x in fps_of(runs).items()}
     if what_if.changes:
@@ -82,10 +87,13 @@ def predict(options: PredictConfig, what_if: WhatIf) -> str:
         )
         last = list(ahead.quality[1:])
         if ahead.recommendation is not None:
-            last.append("Which W, of the system as measured: " + ahead.recommendation.text())
+            last.append(_WHICH + ahead.recommendation.text())
     else:
         last = [f"{each}." for each in held_out(model, runs)]
+    if doubted:  # then no W is recommended
+        last = [text for text in last if not text.startswith(_WHICH)]
     blocks = [
+        "\n".join(f"CANNOT BE BELIEVED: {doubt}" for doubt in doubted),
         _heading(model, what_if),
         _table(predictions, beside, what_if),
         "\n".join(f"note: {n}" for n in notes),
