@@ -249,15 +249,17 @@ def _advice(study, said, findings):
     chosen = said.ahead.recommendation
     chosen = chosen and chosen.chosen
     if chosen is not None:
-        # The W recommended is the fastest of those that keep the efficiency floor, by the truth.
+        # By the truth it is about as fast as any W that surely keeps the floor, keeps it itself, and learns as well.
+        speeds = {w: study.fps(w) for w in {*study.world_sizes, chosen.world_size}}
         first = study.world_sizes[0]
-        speeds = {w: planted.true_fps(study.truth, w) * study.shift.get(w, 1.0) for w in study.world_sizes}
-        kept = {w: x for w, x in speeds.items() if x / speeds[first] * first / w >= 0.68} or speeds
-        mine = study.fps(chosen.world_size)
-        words = f"W={chosen.world_size} {mine:,.0f}, the best measured {max(kept.values()):,.0f}"
-        # Relative to the fastest W below it: a larger W with less efficiency is no loss of what was chosen.
-        below = max((x for w, x in kept.items() if w <= chosen.world_size), default=mine)
-        findings.note("the W recommended", mine >= 0.97 * below, study, words)
+        kept = {w: x / speeds[first] * first / w for w, x in speeds.items()}
+        learns = {w for w in speeds if study.returns.get(w, 0.0) >= -0.05}
+        best = max(speeds[w] for w in study.world_sizes if w in learns and kept[w] > 0.73)
+        mine = speeds[chosen.world_size]
+        good = mine >= 0.96 * best and kept[chosen.world_size] > 0.67 and chosen.world_size in learns
+        efficiency = kept[chosen.world_size]
+        words = f"W={chosen.world_size} {mine:,.0f}, E {efficiency:.3f}; the best that keeps the floor {best:,.0f}"
+        findings.note("the W recommended", good, study, words)
     for explained in said.why:
         for words, change in REMEDIES.items():
             if words in explained.remedy:
