@@ -328,6 +328,16 @@ def _unseen_cores(rng, kind):
     )
 
 
+def _unlike_the_law(rng, kind):
+    """Contention that no law knows: it grows slower or faster than the number of other ranks."""
+    changes = {
+        "contention": (float(rng.uniform(0.02, 0.1)), float(rng.uniform(0.0, 0.05))),
+        "contention_power": float(rng.uniform(0.4, 1.4)),
+        "env_s": 8e-5,
+    }
+    return planted.with_clear_main(planted._plant(rng, kind, "", changes, missing_one=0))
+
+
 def _two_seeds(rng, kind):
     return replace(_any(rng), seeds=2, kind=kind)
 
@@ -381,6 +391,7 @@ DISTURBED = {
     "largest W slower": _retrograde,
     "slightly slow rank": _slow_at_few,
     "crowded beyond the largest W": _unseen_cores,
+    "contention unlike the law": _unlike_the_law,
     "two seeds": _two_seeds,
     "one W learns better": lambda rng, kind: _returns(rng, kind, 1.15),
     "one W learns less": lambda rng, kind: _returns(rng, kind, 0.85),

@@ -61,6 +61,7 @@ class Truth:
     cores_per_rank: float = 1.0
     turn_s: float = 2e-5
     contention: tuple[float, float] = (0.0, 0.0)  # of acting, of learning
+    contention_power: float = 1.0  # it grows as (W - 1) to this power
     stalls: dict[tuple[int, int, int], float] = field(default_factory=dict)
     unseen_s: float = 0.0  # of an iteration, on no rank's clock
     draw: int = 0  # of what is random: studies of one draw would all be lucky at the same W
@@ -104,12 +105,14 @@ def play(truth: Truth, world_size: int, seed: int, iterations: int | None = None
     act = (
         truth.rollout_steps
         * (truth.step_s + truth.env_s * envs)
-        * (1 + truth.contention[0] * (world_size - 1))
+        * (1 + truth.contention[0] * (world_size - 1) ** truth.contention_power)
     )
     usual_rollout = pace * act * _noise(rng, (count, world_size), truth.noise_cv, truth.tail)
     num_segments = truth.num_epochs * truth.num_minibatches
     samples = envs * truth.rollout_steps / truth.num_minibatches
-    segment = (truth.minibatch_s + truth.sample_s * samples) * (1 + truth.contention[1] * (world_size - 1))
+    segment = (truth.minibatch_s + truth.sample_s * samples) * (
+        1 + truth.contention[1] * (world_size - 1) ** truth.contention_power
+    )
     usual_segments = pace * segment * _noise(rng, (count, num_segments, world_size), truth.noise_cv / 2, 0.0)
     rollout, segments = usual_rollout * acts, usual_segments * learns
     stalled = np.zeros((count, world_size))
