@@ -52,7 +52,6 @@ class ReportOptions:
     return_tolerance_abs: float | None = setting(
         None, "allowed loss R_1 - R_W, instead of return_tolerance", low=0
     )
-    unexplained_tolerance: float = setting(0.05, "allowed part of the loss without a cause", above=0)
     watch: bool = setting(False, "update the page until the sweep has ended, or Ctrl-C")
     columns: dict[str, str] = setting(
         meaning="for a table: our column names to its own, {world_size: W, fps: FPS}", factory=dict
@@ -83,9 +82,9 @@ class StudyReport:
     why: list[Explained]  # sentences
     ahead: Outlook  # predictions and the recommended W
     remarks: list[str]
-    doubts: list[
-        Doubt
-    ]  # reasons not to believe the numbers; if there are any, no cause, no remedy and no W is named
+    recorded: list[Run]  # the runs with every iteration after warm-up, stalls included
+    # Reasons not to believe the numbers; if there are any, no cause, no remedy and no W is named.
+    doubts: list[Doubt] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,23 +211,22 @@ def _side_by_side(done: list[StudyReport]) -> list[Topologies]:
 
 
 def _study_report(options: ReportOptions, reading: Reading) -> StudyReport:
-    """Return the report of one study: measure, doubt, explain, judge, predict."""
-    runs, remarks = with_target(reading.runs, options.target_return)
-    runs, left_out = steady(runs)
+    """Return the report of one study: measure, doubt, judge, predict, explain."""
+    recorded, remarks = with_target(reading.runs, options.target_return)
+    runs, left_out = steady(recorded)
     study = compute_study(runs)
     # Can the numbers be believed? If not, no cause is named.
     doubted = doubts(study)
     accounts = [] if doubted else accounting.accounts(study)
-    # Judge by the three criteria.
+    # Judge by two criteria.
     verdict = [
         criteria.speedup_increases(study),
         criteria.returns_agree(
             study, relative=options.return_tolerance, absolute=options.return_tolerance_abs
         ),
-        criteria.loss_explained(study, accounts, tolerance=options.unexplained_tolerance),
     ]
     if doubted:
-        verdict = [criteria.doubted(verdict[0]), verdict[1], criteria.doubted(verdict[2])]
+        verdict = [criteria.doubted(verdict[0]), verdict[1]]
     # Fit a model and predict, unless the numbers cannot be believed.
     ahead = outlook.outlook(
         study,
@@ -243,22 +241,11 @@ def _study_report(options: ReportOptions, reading: Reading) -> StudyReport:
         ),
         doubted=bool(doubted),
     )
-    # Explain in sentences, for a few W only.
-    wanted = _worth_explaining(study, accounts, ahead, options.efficiency_floor)
-    why = [] if doubted else explained(study, accounts, wanted)
+    # Explain the largest W in sentences: its causes are the limits of the smaller ones too.
+    largest = ([a.world_size for a in accounts] or study.world_sizes)[-1]
+    why = [] if doubted else explained(study, accounts, [largest])
     all_remarks = [*reading.remarks, *remarks, *left_out, *_remarks(study)]
-    return StudyReport(study, accounts, verdict, why, ahead, all_remarks, doubted)
-
-
-def _worth_explaining(
-    study: Study, accounts: list[Account], ahead: Outlook, efficiency_floor: float
-) -> list[int]:
-    """Return the W to explain: the recommended one, the first below the efficiency floor, and the largest."""
-    chosen = ahead.recommendation and ahead.recommendation.chosen
-    below = [row.world_size for row in study.rows if row.efficiency.median < efficiency_floor]
-    # A W without an account cannot be explained; at least the largest W is tried.
-    wanted = {study.world_sizes[-1], *below[:1], *([chosen.world_size] if chosen else [])}
-    return sorted(wanted & {account.world_size for account in accounts}) or study.world_sizes[-1:]
+    return StudyReport(study, accounts, verdict, why, ahead, all_remarks, recorded, doubted)
 
 
 def _remarks(study: Study) -> list[str]:

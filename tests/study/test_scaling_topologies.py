@@ -256,7 +256,7 @@ def test_several_sweeps_are_one_report_with_a_part_of_its_own(sweeps, tmp_path, 
     assert "1 x learner, 1 x actor" in printed
     page = (tmp_path / "out" / "report.html").read_text()
     assert page.count("Topologies side by side") == 1
-    assert "<h3>Verdict</h3>" not in page  # of one W there is none
+    assert "<dt>Speed" not in page  # of one W there is none
     assert (tmp_path / "out" / "plots" / "topologies.svg").is_file()
     with (tmp_path / "out" / "topologies.csv").open() as file:
         rows = list(csv.DictReader(file))

@@ -14,8 +14,11 @@ from dataclasses import dataclass, field
 from html import escape
 from importlib.resources import files
 
-_WIDTH, _HEIGHT = 460, 300  # of the picture without its legend
-_TOP, _LEFT, _RIGHT, _BOTTOM = 28, 54, 448, 260  # edges of the plot
+_WIDTH, _HEIGHT = (
+    400,
+    246,
+)  # of the picture without its legend; about its size on a page, so that texts are legible
+_TOP, _LEFT, _RIGHT, _BOTTOM = 26, 54, 390, 208  # edges of the plot
 _LETTER, _ROW = 6.2, 17  # width of a letter and height of a line in the legend
 _BAR = 0.35  # half the width of a bar, in units of the data
 
@@ -43,6 +46,11 @@ def named(labels: Sequence[str], label: str = "workers W") -> Axis:
     """Return an axis of places 0, 1, 2, ... with names; if there are many, some of the names are left out."""
     every = max(1, len(labels) // 16)
     return Axis(label, "linear", {float(i): text for i, text in enumerate(labels) if i % every == 0})
+
+
+def unit_of(seconds: float) -> tuple[float, str]:
+    """Return the factor and the name of the unit in which an axis shows such durations."""
+    return (1.0, "s") if seconds >= 1 else (1e3, "ms")
 
 
 class _Place:
@@ -73,9 +81,11 @@ class _Place:
         """Return about six round numbers in view."""
         low, high = self.low, self.high
         # Whole powers of 2; 1, 2 and 5 times powers of 10; or 1, 2, 2.5 and 5 times a power of 10.
+        found: list[float]
         if scale == "log2":
             every = max(1, round((high - low) / 8))
             found = [2.0**k for k in range(math.ceil(low), math.floor(high) + 1, every)]
+            return {value: _short(value) if value >= 0.25 else f"1/{1 / value:g}" for value in found}
         elif scale == "log10":
             low, high = 2.0**low, 2.0**high
             factors = (1, 2, 5) if high < 1000 * low else (1,)
@@ -102,15 +112,28 @@ class Chart:
     _marks: list[tuple[Values, Values, Callable[[_Place, _Place], str]]] = field(default_factory=list)
     _legend: dict[str, str] = field(default_factory=dict)  # label -> its mark, drawn around (0, 0)
 
-    def line(self, xs: Values, ys: Values, colour: str, label: str = "", *, dashed: bool = False) -> None:
-        """Connect the points; a value that is not finite breaks the line."""
-        kind = f'class="line {colour}{" dashed" if dashed else ""}"'
+    def line(
+        self,
+        xs: Values,
+        ys: Values,
+        colour: str,
+        label: str = "",
+        *,
+        dashed: bool = False,
+        thin: bool = False,
+        text: str = "",
+    ) -> None:
+        """Connect the points; a value that is not finite breaks the line. `text` is that under the mouse pointer."""
+        kind = f'class="line {colour}{" dashed" if dashed else ""}{" thin" if thin else ""}"'
 
         def draw(x: _Place, y: _Place) -> str:
             known = [f"{x(a)} {y(b)}" if math.isfinite(b) else "" for a, b in zip(xs, ys, strict=True)]
             # A point after a gap begins a new line (M), any other continues it (L).
             starts = ["L" if before else "M" for before in ["", *known]]
-            return f'<path {kind} d="{"".join(s + at for s, at in zip(starts, known, strict=False) if at)}"/>'
+            path = "".join(s + at for s, at in zip(starts, known, strict=False) if at)
+            return (
+                f'<path {kind} d="{path}">{_tooltip(text)}</path>' if text else f'<path {kind} d="{path}"/>'
+            )
 
         self._add(xs, ys, draw, label, f'<path {kind} d="M-9 0H9"/>')
 
@@ -175,6 +198,20 @@ class Chart:
         swatch = f'<rect class="bar {colour}" x="-6" y="-6" width="12" height="12"/>'
         self._add([at - _BAR, at + _BAR], [low, high], draw, label, swatch)
 
+    def note(self, at: float, value: float, text: str, *, below: bool = False) -> None:
+        """Write a text beside a point: on its right or, in the right half of the plot, on its left; or below it."""
+
+        def draw(x: _Place, y: _Place) -> str:
+            if below:
+                at_y = min(y(value) + 15, _BOTTOM - 3)
+                return f'<text class="mid note" x="{x(at)}" y="{at_y:.1f}">{escape(text)}</text>'
+            left = x(at) > (_LEFT + _RIGHT) / 2
+            place = f'class="{"end" if left else "note"}" x="{x(at) + (-7 if left else 7):.1f}" y="{y(value) + 4:.1f}"'
+            return f"<text {place}>{escape(text)}</text>"
+
+        if math.isfinite(value):
+            self._add([at], [value], draw)
+
     def _add(
         self, xs: Values, ys: Values, draw: Callable[[_Place, _Place], str], label: str = "", swatch: str = ""
     ) -> None:
@@ -218,7 +255,7 @@ class Chart:
             *parts,
             f'<path class="axis" d="M{_LEFT} {_TOP}V{_BOTTOM}H{_RIGHT}"/>',
             f'<text class="mid" x="{centre}" y="{_BOTTOM + 32}">{escape(self.x.label)}</text>',
-            f'<text class="mid" transform="translate(12 {middle}) rotate(-90)">{escape(self.y.label)}</text>',
+            f'<text class="mid" transform="translate(9 {middle}) rotate(-90)">{escape(self.y.label)}</text>',
         ]
 
     def _legend_rows(self) -> tuple[list[str], int]:

@@ -1,28 +1,26 @@
-"""Which charts does a study have? Speedup, lost efficiency, times and ranks over W, then returns and stability.
-
-A chart that would show the same curve for every W is replaced by a sentence.
-"""
+"""Which charts show a study over W? Speedup, efficiency, the parts of an iteration, the lost efficiency, and ranks."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from ddppo.study.columns import duration, percent
 from ddppo.study.explain.accounting import Account, cause_name
-from ddppo.study.measure.speedup import Study, curve
+from ddppo.study.measure.speedup import SpeedupRow, Study
 from ddppo.study.measure.statistics import SeedMedian
-from ddppo.study.page.chart import Axis, Chart, named, workers
+from ddppo.study.page.chart import Axis, Chart, named, unit_of, workers
 from ddppo.study.predict.intervals import Prediction
 from ddppo.study.predict.outlook import Outlook
 from ddppo.study.read.record import PARTS, Run
 
 _PARTS = {
-    "t_rollout": ("blue", "t_rollout: acting, stepping"),
-    "t_learn": ("green", "t_learn: learning"),
-    "t_sync": ("orange", "t_sync: waiting"),
-    "t_comm": ("red", "t_comm: communication"),
-    "t_other": ("grey", "t_other: the rest"),
+    "t_rollout": ("blue", "acting, stepping"),
+    "t_learn": ("green", "learning"),
+    "t_sync": ("orange", "waiting"),
+    "t_comm": ("red", "communication"),
+    "t_other": ("grey", "the rest"),
 }
 _CAUSES = {
     "communication": "red",
@@ -34,39 +32,20 @@ _CAUSES = {
     "other": "grey",
     "unexplained": "ink",
 }
-_COLOURS = ("blue", "orange", "green", "red", "purple", "sky", "grey", "ink")  # of each W
-_STABILITY = {
-    "approx_kl": "approx. KL (nats)",
-    "clip_fraction": "clip fraction",
-    "entropy": "entropy (nats)",
-    "value_loss": "value loss (reward²)",
-    "explained_variance": "explained variance",
-    "grad_norm": "gradient norm",
-}
-_BANDS = 3  # in one chart; more would cover each other
-_SAME = 0.01  # relative difference over W that would not be visible in a chart
+_ODD, _ODD_DEVIATIONS = (
+    0.05,
+    6.0,
+)  # a seed is odd if it is further from the median of its W, relatively and in deviations
 
 
-def overview(study: Study, accounts: Sequence[Account], ahead: Outlook) -> list[Chart]:
-    """Return the two charts at the top: speedup, and lost efficiency by cause."""
-    several = [_speedup(study, ahead)] if len(study.rows) > 1 else []
-    return several + ([_loss(study, accounts)] if accounts else [])
+# -- Speedup and efficiency.
 
 
-def times(study: Study, ahead: Outlook) -> list[Chart]:
-    """Return the charts of efficiency and of an iteration's parts, if the runs have the numbers."""
-    several = [_efficiency(study, ahead)] if len(study.rows) > 1 else []
-    return several + ([_breakdown(study)] if any(row.parts for row in study.rows) else [])
-
-
-# -- Charts over W.
-
-
-def _speedup(study: Study, ahead: Outlook) -> Chart:
-    """Return the chart of S(W): ideal, predicted by the model and by the law, and measured."""
-    base, largest = study.baseline, 2 * study.world_sizes[-1]
+def speedup(study: Study, ahead: Outlook) -> Chart:
+    """Return the chart of S(W): ideal, measured, and predicted by the model and by the law."""
+    base = study.baseline
     predicted, changed = (
-        [p for p in found if base <= p.world_size <= largest] for found in (ahead.as_measured, ahead.changed)
+        [p for p in found if p.world_size >= base] for found in (ahead.as_measured, ahead.changed)
     )
     sizes = sorted({*study.world_sizes, *(p.world_size for p in predicted)})
     chart = Chart(
@@ -74,7 +53,7 @@ def _speedup(study: Study, ahead: Outlook) -> Chart:
         f"Speedup S(W), {study.rule} scaling",
         workers(sizes),
         Axis(f"S(W) = FPS(W) / FPS({base})", "log2", shows=(1, 2)),
-        "A dot is a seed, the line joins medians.",
+        _caption(row.speedup for row in study.rows),
     )
     chart.line(sizes, [w / base for w in sizes], "grey", "ideal", dashed=True)
     by_law = all(math.isnan(p.t_iter) for p in predicted)  # runs with throughput only have no model
@@ -85,27 +64,48 @@ def _speedup(study: Study, ahead: Outlook) -> Chart:
         law = [ahead.usl.fps(w) / ahead.usl.fps(base) for w in sizes]
         chart.line(sizes, law, "purple", "scalability law", dashed=True)
     _measured(chart, study, [row.speedup for row in study.rows], _speedups(study), "S")
+    for row in study.rows[1:]:
+        chart.note(row.world_size, row.speedup.median, f"{row.speedup.median:.3g}", below=True)
     return chart
 
 
-def _efficiency(study: Study, ahead: Outlook) -> Chart:
+def efficiency(study: Study) -> Chart:
+    """Return the chart of E(W) as measured; odd seeds are labelled, and listed in the caption with their folders."""
     base = study.baseline
-    predicted = [p for p in ahead.as_measured if p.world_size >= base]
-    sizes = sorted({*study.world_sizes, *(p.world_size for p in predicted)})
+    odd = odd_runs(study)
+    folders = [f" Odd: W={run.world_size}, seed {run.seed}: {Path(run.path).name}." for run in odd[:2]]
     chart = Chart(
         "efficiency",
-        "Efficiency E(W)",
-        workers(sizes),
+        "Efficiency: the part of ideal speed",
+        workers(study.world_sizes),
         Axis("E(W) = S(W) / W" if base == 1 else f"E(W) = S(W) * {base} / W", shows=(0,)),
-        "The part of W workers' throughput that is left.",
+        _caption(row.efficiency for row in study.rows) + "".join(folders),
     )
-    chart.line(sizes, [1] * len(sizes), "grey", "ideal", dashed=True)
-    _model(chart, predicted, "efficiency", "orange", "model")
-    _model(chart, ahead.changed, "efficiency", "red", f"model with {changes(ahead)}")
+    chart.line(study.world_sizes, [1] * len(study.rows), "grey", "ideal", dashed=True)
     # E of a seed: its S times W_1 / W.
     seeds = {key: s * base / key[0] for key, s in _speedups(study).items()}
     _measured(chart, study, [row.efficiency for row in study.rows], seeds, "E")
+    for run in odd:
+        chart.note(run.world_size, seeds[run.world_size, run.seed], f"seed {run.seed}")
     return chart
+
+
+def odd_runs(study: Study) -> list[Run]:
+    """Return the runs whose FPS is far from the median of their W: by 5 %, and by 4 median absolute deviations.
+
+    The deviation is pooled over all W and seeds, so that three seeds suffice.
+    """
+    middles = {row.world_size: row.fps.median for row in study.rows if len(row.seeds) > 2}
+    runs = [run for run in study.runs if run.world_size in middles]
+    off = [abs(math.log(run.fps / middles[run.world_size])) for run in runs]
+    usual = float(np.median([x for x in off if x > 0] or [0.0]))
+    least = max(math.log1p(_ODD), _ODD_DEVIATIONS * usual)
+    return [run for run, x in zip(runs, off, strict=True) if x > least]
+
+
+def _caption(values: Iterable[SeedMedian]) -> str:
+    known = any(not math.isnan(value.low) for value in values)
+    return "Dots: seeds. Line: medians." + (" Band: 95 % intervals." if known else "")
 
 
 def _model(chart: Chart, found: Sequence[Prediction], quantity: str, colour: str, label: str) -> None:
@@ -129,22 +129,69 @@ def _measured(
     what: str,
 ) -> None:
     """Draw the medians as a line with their intervals, and a dot for each seed."""
+    # The interval of the smallest W, relative to itself, has no width.
+    ends = [(v.low, v.high) if v.count and not math.isnan(v.low) else (v.median, v.median) for v in values]
+    if any(low < high for low, high in ends):
+        chart.band(study.world_sizes, [low for low, _ in ends], [high for _, high in ends], "blue")
     chart.line(study.world_sizes, [e.median for e in values], "blue", "measured")
-    for w, value in zip(study.world_sizes, values, strict=True):
-        chart.whisker(w, value.low, value.high, "blue")
     fps = {(run.world_size, run.seed): run.fps for run in study.runs}
     texts = [f"W={w}, seed {s}: {what} = {v:.3g} ({fps[w, s]:,.0f} steps/s)" for (w, s), v in seeds.items()]
     chart.seeds([w for w, _ in seeds], list(seeds.values()), "blue", texts)
 
 
-def _loss(study: Study, accounts: Sequence[Account]) -> Chart:
+# -- Where the time goes.
+
+
+def time_of_iterations(study: Study) -> Chart | None:
+    """Return a bar for each W: the parts of an iteration's wall-clock time (%), in the run with the median FPS.
+
+    Of an even number of runs it is the mean of the two in the middle. None without times by part, or if ranks share no
+    iteration.
+    """
+    known = [(row, *_parts_of_iteration(row)) for row in study.rows if row.parts]
+    if not known or not all(run.ranks_are_in_step for run in study.runs):
+        return None
+    chart = Chart(
+        "breakdown",
+        "Where an iteration's time goes",
+        named([str(row.world_size) for row, *_ in known]),
+        Axis("part of an iteration (%)", shows=(0, 100)),
+        "Runs with the median FPS. Above the line is lost.",
+    )
+    # One part after another, on top of those before, so that the legend has their order.
+    tops = [0.0] * len(known)
+    for part, (colour, label) in _PARTS.items():
+        for i, (row, took, parts) in enumerate(known):
+            bottom, tops[i] = tops[i], tops[i] + 100 * parts.get(part, 0.0)
+            if tops[i] > bottom:
+                text = f"W={row.world_size}: {label} {percent(parts[part])} of {duration(took)}"
+                chart.bar(i, bottom, tops[i], colour, text, label)
+    for i, (row, *_) in enumerate(known):
+        ideal, text = 100 * row.efficiency.median, f"W={row.world_size}: E = {percent(row.efficiency.median)}"
+        if row.world_size != study.baseline:
+            chart.line([i - 0.42, i + 0.42], [ideal, ideal], "ink", "ideal iteration", text=text)
+    return chart
+
+
+def _parts_of_iteration(row: SpeedupRow) -> tuple[float, dict[str, float]]:
+    """Return the seconds of an iteration, and {part: its share of them}.
+
+    Wall-clock time outside the parts, such as saving a checkpoint, counts as t_other.
+    """
+    took = row.steps_per_iter / row.fps.median
+    took = row.t_iter["mean"] if math.isnan(took) else took
+    shares = {part: seconds / took for part, seconds in row.parts.items()}
+    return took, shares | {"t_other": shares.get("t_other", 0.0) + max(1 - sum(shares.values()), 0.0)}
+
+
+def loss(study: Study, accounts: Sequence[Account]) -> Chart:
     """Return the chart of lost efficiency: for each W a stack of causes, losses above 0 and gains below."""
     chart = Chart(
         "loss",
         "Why: the lost efficiency 1 - E(W)",
         named([str(a.world_size) for a in accounts]),
         Axis("share of the iteration (%)", shows=(0,)),
-        "Causes add up to 1 - E(W); below 0 is a gain. A line in a bar: lowest to highest seed.",
+        "Causes add up to 1 - E(W); below 0 is a gain. Lines: 95 % intervals of large shares.",
     )
     # Bars of causes, one on another.
     largest = max(abs(a.loss) for a in accounts)
@@ -161,39 +208,22 @@ def _loss(study: Study, accounts: Sequence[Account]) -> Chart:
             seen = any(abs(a.shares.get(cause, 0.0)) >= 0.02 * largest for a in accounts)
             if share:
                 chart.bar(i, start, end, colour, text, name if seen else "")
-            if len(seeds) > 1 and abs(share) >= 0.1 * largest:
-                chart.whisker(i, start + 100 * min(seeds), start + 100 * max(seeds))
+            low, high = account.between[cause]
+            if abs(share) >= 0.1 * largest:
+                chart.whisker(i, start + 100 * low, start + 100 * high)
     # Their sum.
     sums = [f"W={a.world_size}: 1 - E = {percent(a.loss)}" for a in accounts]
     chart.dots(range(len(accounts)), [100 * a.loss for a in accounts], "ink", sums, "1 - E(W), their sum")
     return chart
 
 
-def _breakdown(study: Study) -> Chart:
-    rows = [row for row in study.rows if row.parts]
-    chart = Chart(
-        "breakdown",
-        "Where an iteration's time goes",
-        named([str(row.world_size) for row in rows]),
-        Axis("time per iteration (ms)", shows=(0,)),
-        "Parts of t_iter, means over ranks, iterations and seeds.",
-    )
-    first = study.rows[0]
-    for i, row in enumerate(rows):
-        _stack(chart, i, row.parts, f"W={row.world_size}")
-        # The ideal iteration as a line across the bar.
-        ideal = 1000 * first.t_iter["mean"] * (1 if study.rule == "weak" else study.baseline / row.world_size)
-        chart.line([i - 0.42, i + 0.42], [ideal, ideal], "ink", "ideal")
-    return chart
-
-
-def _stack(chart: Chart, at: int, parts: Mapping[str, float], name: str) -> None:
+def _stack(chart: Chart, at: int, parts: Mapping[str, float], factor: float, name: str) -> None:
     bottom = 0.0
     for part in PARTS:
-        (colour, label), value = _PARTS[part], 1000 * parts.get(part, 0.0)
-        text = f"{name}, {label} {duration(value / 1000)}"
-        chart.bar(at, bottom, bottom + value, colour, text, label)
-        bottom += value
+        (colour, label), seconds = _PARTS[part], parts.get(part, 0.0)
+        top = bottom + factor * seconds
+        chart.bar(at, bottom, top, colour, f"{name}, {label} {duration(seconds)}", label)
+        bottom = top
 
 
 def ranks(study: Study) -> list[Chart]:
@@ -220,121 +250,20 @@ def ranks(study: Study) -> list[Chart]:
             spread.seeds([place], [rank.ratio], "red" if rank.rank in slow else "blue", [text])
     # Each rank at the largest W.
     last = rows[-1]
+    unit = unit_of(max(rank.times["t_iter"] for rank in last.ranks))
     each = Chart(
         "ranks_at_largest",
         f"Each rank at W={last.world_size}",
         named([str(rank.rank) for rank in last.ranks], "rank"),
-        Axis("time per iteration (ms)", shows=(0,)),
+        Axis(f"time per iteration ({unit[1]})", shows=(0,)),
         "The others wait for the rank that waits least. A line: p5 to p95 of t_rollout.",
     )
     for i, rank in enumerate(last.ranks):
-        _stack(each, i, rank.times, f"rank {rank.rank}")
-        each.whisker(i, 1000 * rank.t_rollout_p5, 1000 * rank.t_rollout_p95)
+        _stack(each, i, rank.times, unit[0], f"rank {rank.rank}")
+        each.whisker(i, unit[0] * rank.t_rollout_p5, unit[0] * rank.t_rollout_p95)
     return [spread, each]
 
 
 def changes(ahead: Outlook) -> str:
     """Return the changes of what_if, as the user wrote them."""
     return ", ".join(f"{name}={value}" for name, value in ahead.changes.items())
-
-
-# -- Learning: returns over steps and time, and stability over W.
-
-
-def learning(study: Study) -> tuple[list[Chart], list[str]]:
-    """Return the charts that differ over W, and sentences on the numbers that do not."""
-    drawn, sentences = [], []
-    if any(len(curve(run)) > 1 for run in study.runs):
-        same = len(study.rows) > 1 and _same_curves(study)
-        if same:
-            sentences.append(
-                "Every W learned the same: at the same environment steps a seed has the same returns for any W, "
-                "so its curve is drawn once."
-            )
-        drawn = [_curves(study, "env_steps", once=same), _curves(study, "wall_s", once=False)]
-    stability, flat = _stability(study)
-    if flat:
-        sentences.append(f"The same at every W, to {100 * _SAME:g} % of their medians: {', '.join(flat)}.")
-    return drawn + stability, sentences
-
-
-def _same_curves(study: Study) -> bool:
-    """Return whether all runs of a seed have the same curve over environment steps, up to rounding."""
-    first: dict[int, list[tuple[int, float]]] = {}
-    for run in study.runs:
-        points = [(p.env_steps, round(p.return_mean, 6)) for p in curve(run)]
-        if first.setdefault(run.seed, points) != points:
-            return False
-    return len(first) < len(study.runs)
-
-
-def _curves(study: Study, against: str, *, once: bool) -> Chart:
-    """Return the chart of returns over "env_steps" or "wall_s"; `once` draws one curve for all W."""
-    banded = once or len(study.rows) <= _BANDS
-    steps, several = against == "env_steps", any(len(r.evaluations) > 1 for r in study.runs)
-    chart = Chart(
-        "learning_steps" if steps else "learning_wall",
-        "Learning against " + ("environment steps" if steps else "time"),
-        Axis("environment steps of all workers" if steps else "training time (s)"),
-        Axis("evaluation return" if several else "return of training episodes"),
-        "Medians over seeds"
-        + ("; a band reaches from the lowest to the highest." if once or len(study.rows) <= _BANDS else "."),
-    )
-    # One line for each W; a band if there are few of them.
-    ends = []
-    for row, colour in zip(study.rows[:1] if once else study.rows, _COLOURS * 3, strict=False):
-        runs = [run for run in study.runs_at(row.world_size) if len(curve(run)) > 1]
-        runs = [run for run in runs if steps or not run.others]  # seconds of several world sizes are mixed
-        if not runs:
-            continue
-        grid, scores = _on_one_grid(runs, against)
-        if len(runs) > 1 and banded:
-            chart.band(grid, scores.min(axis=0).tolist(), scores.max(axis=0).tolist(), colour)
-        chart.line(
-            grid, np.median(scores, axis=0).tolist(), colour, "every W" if once else f"W={row.world_size}"
-        )
-        ends += [grid[0], grid[-1]]
-    # The target across the whole chart.
-    if ends and not math.isnan(study.target_return):
-        target = [study.target_return] * 2
-        chart.line([min(ends), max(ends)], target, "grey", f"target {study.target_return:g}", dashed=True)
-    return chart
-
-
-def _on_one_grid(runs: Sequence[Run], against: str, num_points: int = 120) -> tuple[list[float], np.ndarray]:
-    """Return a grid that the curves of all runs cover, and the last score at each of its points, `[runs, points]`."""
-    xs = [np.array([getattr(point, against) for point in curve(run)], dtype=float) for run in runs]
-    ys = [np.array([point.return_mean for point in curve(run)]) for run in runs]
-    # From the last begin to the first end, or the whole range if the curves do not overlap.
-    start, end = max(x[0] for x in xs), min(x[-1] for x in xs)
-    if not end > start:
-        start, end = min(x[0] for x in xs), max(x[-1] for x in xs)
-    inside = np.unique(np.concatenate(xs))
-    inside = inside[(inside >= start) & (inside <= end)]
-    grid = inside if len(inside) <= num_points else np.linspace(start, end, num_points)
-    # Scores are held from one point to the next: nothing is interpolated.
-    held = [y[np.maximum(np.searchsorted(x, grid, side="right") - 1, 0)] for x, y in zip(xs, ys, strict=True)]
-    return grid.tolist(), np.array(held)
-
-
-def _stability(study: Study) -> tuple[list[Chart], list[str]]:
-    """Return a chart for each stability metric that differs over W, and the names of those that do not."""
-    drawn, same = [], []
-    for name, label in _STABILITY.items():
-        # Quantiles at each W that has them.
-        found = {row.world_size: row.stability.get(name, {}) for row in study.rows}
-        found = {w: q for w, q in found.items() if math.isfinite(q.get("p50", math.nan))}
-        sizes, middles = list(found), [q["p50"] for q in found.values()]
-        if len(sizes) > 1 and max(middles) - min(middles) <= _SAME * max(map(abs, middles)):
-            same.append(label)
-        elif sizes:
-            caption = "Medians over iterations and seeds; lines from p5 to p95."
-            chart = Chart(f"stability_{name}", label, workers(sizes), Axis(""), caption)
-            for w, quantiles in found.items():
-                chart.whisker(w, quantiles["p5"], quantiles["p95"], "blue")
-            chart.line(sizes, middles, "blue")
-            chart.dots(
-                sizes, middles, "blue", [f"W={w}: {m:.3g}" for w, m in zip(sizes, middles, strict=True)]
-            )
-            drawn.append(chart)
-    return drawn, same

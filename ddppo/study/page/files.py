@@ -50,7 +50,10 @@ def write(report: Report, folder: Path, live: html.Live | None = None) -> None:
     """
     refuse_to_overwrite(folder)
     # Make every chapter first: its charts are files too.
-    chapters = [html.chapter(each, brief=report.is_compared_only(each.study)) for each in report.studies]
+    chapters = [
+        html.chapter(each, report.options, brief=report.is_compared_only(each.study))
+        for each in report.studies
+    ]
     with new_folder(folder) as new:
         for chapter, inner in zip(chapters, _folder_names(report.studies), strict=True):
             write_plots(new / "plots" / inner, chapter.charts)

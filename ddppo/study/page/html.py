@@ -8,24 +8,26 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from ddppo.plugins import added, imported
 from ddppo.study.measure.speedup import Study
-from ddppo.study.page import figures, tables, topologies
+from ddppo.study.page import curves, figures, tables, topologies
+from ddppo.study.page.answer import AnswerLine, answer
 from ddppo.study.page.chart import Chart, stylesheet
 from ddppo.study.page.tables import Shown
 from ddppo.study.predict.outlook import Outlook
 from ddppo.study.read.record import LeftOut, Machine
 from ddppo.study.read.selection import provenance
-from ddppo.study.report import Report, StudyReport
+from ddppo.study.report import Report, ReportOptions, StudyReport
 
 
 @dataclass(frozen=True, slots=True)
 class ChapterSection:
-    """A section that is folded until the reader opens it."""
+    """A section below the first screen, folded until the reader opens it."""
 
     title: str
     charts: Sequence[Chart] = ()
     notes: Sequence[str] = ()
     tables: Sequence[Shown] = ()
     excerpts: Sequence[tuple[str, str]] = ()  # heading and text
+    is_open: bool = False  # from the start
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +35,12 @@ class Chapter:
     """The part of the page about one study."""
 
     report: StudyReport
-    facts: Mapping[str, str]  # where the numbers come from
-    overview: Sequence[Chart]
-    table: Shown
+    facts: Mapping[str, str]  # when, where and how much was measured
+    answer: Sequence[AnswerLine]
+    overview: Sequence[Chart]  # beside the answer, and not folded either
     folded: Sequence[ChapterSection]
-    brief: bool = False  # without comparisons of several W
+    origin: Mapping[str, str]  # command, commit, versions
+    brief: bool = False  # a single W, among several topologies: without comparisons of several W
 
     @property
     def title(self) -> str:
@@ -57,23 +60,44 @@ class Live:
     refresh_s: int = 0  # seconds until the page reloads itself; 0: never
 
 
-def chapter(each: StudyReport, *, brief: bool = False) -> Chapter:
-    """Return the chapter of a study."""
-    overview = figures.overview(each.study, each.accounts, each.ahead)
-    return Chapter(each, _facts(each.study), overview, tables.study_table(each.study), _folded(each), brief)
+def chapter(each: StudyReport, options: ReportOptions | None = None, *, brief: bool = False) -> Chapter:
+    """Return the chapter of a study. `options` are those of the report, by default the plain ones."""
+    options = options or ReportOptions(path="")
+    study, ahead = each.study, each.ahead
+    # The first screen: an answer in words, and four charts.
+    several = len(study.rows) > 1
+    drawn = [figures.speedup(study, ahead), figures.efficiency(study)] if several else []
+    drawn += [found for found in (figures.time_of_iterations(study), curves.returns(study)) if found]
+    said = [] if brief else answer(each, options)
+    facts, origin = _facts(study)
+    return Chapter(each, facts, said, drawn, _folded(each), origin, brief)
 
 
 def _folded(each: StudyReport) -> list[ChapterSection]:
     """Return the folded sections that have something to show."""
     study, ahead = each.study, each.ahead
     shares = [tables.loss_table(study, each.accounts)] if each.accounts else []
-    curves, same = figures.learning(study)
+    further, same = curves.learning(study)
+    # Most reasons for doubt can be seen in the iterations, so these come first, opened.
+    over_time = ChapterSection("Iterations over time", curves.pace(each.recorded), is_open=bool(each.doubts))
+    numbers = ChapterSection(
+        "Numbers of each W",
+        notes=["Medians over seeds; in brackets 95 % intervals, if there are enough seeds."],
+        tables=[tables.study_table(study)],
+    )
     sections = [
-        ChapterSection("Efficiency and times", figures.times(study, ahead), (), shares),
-        _predictions(ahead),
+        *([over_time, numbers] if each.doubts else [numbers, over_time]),
+        ChapterSection(
+            "Why efficiency is lost",
+            [figures.loss(study, each.accounts)] if each.accounts else [],
+            [str(why) for why in each.why],
+            shares,
+        ),
+        _predictions(study, ahead),
         ChapterSection("Ranks", figures.ranks(study)),
-        ChapterSection("Learning and stability", curves, same),
+        ChapterSection("Learning and stability", further, same),
         *_excerpts(study),
+        ChapterSection(f"Notes: {len(each.remarks)}", (), each.remarks),
     ]
     return [each for each in sections if each.charts or each.notes or each.tables or each.excerpts]
 
@@ -92,39 +116,46 @@ def _excerpts(study: Study) -> list[ChapterSection]:
     return sections
 
 
-def _predictions(ahead: Outlook) -> ChapterSection:
-    recommendation = ahead.recommendation
-    # A table as measured, and one with the changes of what_if.
-    found = [tables.predictions_table(ahead.as_measured, recommendation.table if recommendation else ())]
-    notes = [ahead.cores_rule, *ahead.quality, *ahead.remarks]
-    if recommendation is not None and ahead.as_measured:
-        notes.insert(0, f"Times are {recommendation.basis}.")
+def _predictions(study: Study, ahead: Outlook) -> ChapterSection:
+    """Return the section about the W that were compared, and predictions for W without a run."""
+    made, found, notes = ahead.recommendation, list[Shown](), list[str]()
+    if made is not None:
+        found.append(tables.choices_table(made.table))
+        notes += made.reasons
+    # No W has numbers twice: a prediction beside a measurement would be a second truth.
+    listed = {*study.world_sizes, *(c.world_size for c in (made.table if made else ()))}
+    if without := [p for p in ahead.as_measured if p.world_size not in listed]:
+        found.append(tables.predictions_table(without))
+    notes += [ahead.cores_rule, *ahead.quality, *ahead.remarks]
     if ahead.changed:
         found.append(tables.predictions_table(ahead.changed))
-        notes.append(f"The second table is of the same system with {figures.changes(ahead)}.")
-    return ChapterSection(
-        "Predictions", (), [note for note in notes if note], found if ahead.as_measured else ()
-    )
+        notes.append(f"The last table is of the same system with {figures.changes(ahead)}.")
+    return ChapterSection("Which W, and predictions", (), [note for note in notes if note], found)
 
 
-def _facts(study: Study) -> dict[str, str]:
-    """Return where the numbers come from: command, time, commit, machines, versions, seeds, batch."""
+def _facts(study: Study) -> tuple[dict[str, str], dict[str, str]]:
+    """Return when, where and how much was measured, and where it comes from: command, commit, versions."""
     # The batch at the largest W: of all workers, or of one under weak scaling.
     found, row = provenance(study.runs), study.rows[-1]
     batch = row.num_envs * row.rollout_steps
     share = f"{batch:,} steps" if study.rule == "strong" else f"{batch // row.world_size:,} steps a worker"
     days = dict.fromkeys((found.first[:10], found.last[:10]))
     facts = {
-        "command": "; ".join(found.commands),
         "measured": " to ".join(filter(None, days)),
-        "commit": ", ".join(found.commits),
-        "machine" if len(found.machines) == 1 else "machines": "; ".join(map(_machine, found.machines)),
-        "torch": ", ".join(found.torch),
-        "Python": ", ".join(found.python),
+        "machine" if len(found.machines) == 1 else "machines": "; ".join(map(_machine, found.machines[:3]))
+        + (f"; and {len(found.machines) - 3} more" if len(found.machines) > 3 else ""),
         "seeds": str(len({run.seed for run in study.runs})),
         "batch": share if batch else "",
     }
-    return {name: text for name, text in facts.items() if text}
+    origin = {
+        "command": "; ".join(found.commands),
+        "commit": ", ".join(found.commits),
+        "machines": "; ".join(map(_machine, found.machines)),
+        "torch": ", ".join(found.torch),
+        "Python": ", ".join(found.python),
+    }
+    known, of = ({name: text for name, text in each.items() if text} for each in (facts, origin))
+    return known, of
 
 
 def _machine(machine: Machine) -> str:

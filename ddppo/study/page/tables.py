@@ -129,7 +129,10 @@ def study_table(study: Study) -> Shown:
 
 
 def measured(rows: Sequence[SpeedupRow], target_return: float) -> dict[str, list[str]]:
-    """Return the measured numbers of each W, by column; columns without numbers are left out."""
+    """Return the measured numbers of each W, by column; columns without numbers are left out.
+
+    They are medians over seeds, or those of the run with the median FPS: an iteration takes steps / FPS.
+    """
     columns: dict[str, list[str]] = {
         "W": [str(row.world_size) for row in rows],
         "seeds": [str(len(row.seeds)) for row in rows],
@@ -147,11 +150,15 @@ def measured(rows: Sequence[SpeedupRow], target_return: float) -> dict[str, list
     if any(row.final_return.count for row in rows):
         columns["return"] = [interval(row.final_return, "{:.4g}") for row in rows]
     if any(not math.isnan(row.t_iter["mean"]) for row in rows):
-        columns["iteration"] = [duration(row.t_iter["mean"]) for row in rows]
+        took = [row.steps_per_iter / row.fps.median for row in rows]
+        mean = [row.t_iter["mean"] for row in rows]
+        columns["iteration"] = [
+            duration(m if math.isnan(t) or math.isnan(m) else t) for t, m in zip(took, mean, strict=True)
+        ]
         columns["p95"] = [duration(row.t_iter["p95"]) for row in rows]
     if any(row.parts for row in rows):
-        columns["t_sync"] = [percent(row.rho_sync) for row in rows]
-        columns["t_comm"] = [percent(row.rho_comm) for row in rows]
+        columns["waiting"] = [percent(row.rho_sync) for row in rows]
+        columns["communication"] = [percent(row.rho_comm) for row in rows]
     if any(row.slow_ranks for row in rows):
         columns["slow ranks"] = [
             " ".join(str(rank.rank) for rank in row.slow_ranks) or "none" for row in rows
@@ -160,9 +167,9 @@ def measured(rows: Sequence[SpeedupRow], target_return: float) -> dict[str, list
 
 
 def loss_table(study: Study, accounts: Sequence[Account]) -> Shown:
-    """Return the share of each cause at each W."""
+    """Return the share of each cause at each W, with its 95 % interval."""
     lines = [
-        [cause_name(cause, study.rule), *(percent(account.shares[cause]) for account in accounts)]
+        [cause_name(cause, study.rule), *(_share(account, cause) for account in accounts)]
         for cause in accounts[0].shares
         if any(account.shares[cause] for account in accounts)
     ]
@@ -170,9 +177,32 @@ def loss_table(study: Study, accounts: Sequence[Account]) -> Shown:
     return Shown(["cause", *(f"W={account.world_size}" for account in accounts)], lines)
 
 
-def predictions_table(found: Sequence[Prediction], choices: Sequence[RecommendedW] = ()) -> Shown:
-    """Return the predictions of each W and, for the W in `choices`, the time and cost of a run."""
-    by_w = {choice.world_size: choice for choice in choices}
+def _share(account: Account, cause: str) -> str:
+    low, high = account.between[cause]
+    share = percent(account.shares[cause])
+    return share if math.isnan(low) else f"{share} [{percent(low)}, {percent(high)}]"
+
+
+def choices_table(choices: Sequence[RecommendedW]) -> Shown:
+    """Return the W that were compared: speed, time and cost of a run. Only a predicted FPS has its interval here."""
+    columns = {
+        "W": [str(c.world_size) for c in choices],
+        "": ["measured" if c.measured else "predicted" for c in choices],
+        "FPS": [
+            f"{c.fps:,.0f}" + ("" if c.measured else f" [{c.fps_low:,.0f}, {c.fps_high:,.0f}]")
+            for c in choices
+        ],
+        "E": [f"{c.efficiency:.3g}" for c in choices],
+        "time": [duration(c.seconds) for c in choices],
+        "time of workers": [duration(c.worker_seconds) for c in choices],
+    }
+    if any(c.cost is not None for c in choices):
+        columns["cost"] = ["" if c.cost is None else f"{c.cost:.3g}" for c in choices]
+    return shown(columns)
+
+
+def predictions_table(found: Sequence[Prediction]) -> Shown:
+    """Return the predictions of each W."""
     columns = {
         "W": [str(p.world_size) for p in found],
         "FPS": [f"{p.fps:,.0f} [{p.fps_low:,.0f}, {p.fps_high:,.0f}]" for p in found],
@@ -181,13 +211,6 @@ def predictions_table(found: Sequence[Prediction], choices: Sequence[Recommended
     }
     if not all(math.isnan(p.t_iter) for p in found):
         columns["iteration"] = [duration(p.t_iter) for p in found]
-    if by_w:
-        columns["time"] = [
-            duration(by_w[p.world_size].seconds) if p.world_size in by_w else "" for p in found
-        ]
-    if any(choice.cost is not None for choice in choices):
-        costs = [by_w[p.world_size].cost if p.world_size in by_w else None for p in found]
-        columns["cost"] = ["" if cost is None else f"{cost:.3g}" for cost in costs]
     return shown(columns)
 
 
@@ -197,7 +220,12 @@ def number(value: float, form: str, infinite: str = "unbounded") -> str:
 
 
 def interval(value: SeedMedian, form: str, infinite: str = "unbounded") -> str:
-    """Return `median [low, high]`, or the median alone if there is no interval or it has no width."""
+    """Return `median [low, high]`, or the median alone if there is no interval or it has no width.
+
+    An interval without a median is a bound: "> 1.2" or "< 0.8".
+    """
+    if math.isnan(value.median) and not math.isnan(value.low):
+        return f"> {form.format(value.low)}" if math.isinf(value.high) else f"< {form.format(value.high)}"
     middle, low, high = (number(v, form, infinite) for v in (value.median, value.low, value.high))
     # An interval from 0 to infinity says nothing.
     nothing = math.isnan(value.low) or (value.low == 0 and math.isinf(value.high)) or low == middle == high

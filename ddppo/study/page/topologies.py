@@ -12,7 +12,7 @@ from ddppo.study.read.record import PARTS
 
 _COLOURS = ("blue", "orange", "green", "red", "purple", "sky", "grey", "ink")  # of each topology
 # Columns of a study's table that are left out here: they are about one study, or in the table of times.
-_LEFT_OUT = ("S", "E", "S by time", "iteration", "p95", "t_sync", "t_comm", "slow ranks")
+_LEFT_OUT = ("S", "E", "S by time", "iteration", "p95", "waiting", "communication", "slow ranks")
 _HEADS = dict(zip(PARTS, ("acting", "learning", "waiting", "communication", "rest"), strict=True))
 
 
