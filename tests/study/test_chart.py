@@ -121,3 +121,12 @@ def test_the_style_has_every_colour_in_light_dark_and_print():
         assert f".{name} {{ --c: var(--{name}) }}" in css
     assert "prefers-color-scheme: dark" in css
     assert "@media print" in css
+
+
+def test_a_band_beyond_its_bounds_does_not_stretch_the_axis_and_ends_at_the_frame():
+    chart = linear(shows=(0,))
+    chart.line([0, 1], [0, 1], "blue")
+    chart.band([0, 1], [0, 0], [100, 100], "blue", within=(0, 2))
+    assert max(map(float, texts(chart, "end"))) == 2
+    (band,) = drawn(chart).iter(f"{SVG}polygon")
+    assert min(float(point.split(",")[1]) for point in band.get("points").split()) == 26

@@ -163,8 +163,18 @@ class Chart:
 
         self._add(points[0], points[1], draw, label, f"<circle {mark}/>")
 
-    def band(self, xs: Values, low: Values, high: Values, colour: str) -> None:
-        """Fill the area between two lines; points without both values are left out."""
+    def band(
+        self,
+        xs: Values,
+        low: Values,
+        high: Values,
+        colour: str,
+        within: tuple[float, float] = (-math.inf, math.inf),
+    ) -> None:
+        """Fill the area between two lines; points without both values are left out.
+
+        `within` bounds the values that the axis is stretched for: beyond, the band may end at the frame.
+        """
         # A polygon: along the lower line and back along the upper one.
         ends = [p for p in zip(xs, low, high, strict=True) if all(map(math.isfinite, p))]
 
@@ -174,7 +184,8 @@ class Chart:
                 f'<polygon class="band {colour}" points="{" ".join(f"{x(a)},{y(b)}" for a, b in around)}"/>'
             )
 
-        self._add([p[0] for p in ends] * 2, [v for p in ends for v in p[1:]], draw)
+        shown = [min(max(v, within[0]), within[1]) for p in ends for v in p[1:]]
+        self._add([p[0] for p in ends] * 2, shown, draw)
 
     def whisker(self, at: float, low: float, high: float, colour: str = "ink") -> None:
         """Draw an interval, if both its ends are finite."""

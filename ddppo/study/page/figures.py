@@ -132,7 +132,12 @@ def _measured(
     # The interval of the smallest W, relative to itself, has no width.
     ends = [(v.low, v.high) if v.count and not math.isnan(v.low) else (v.median, v.median) for v in values]
     if any(low < high for low, high in ends):
-        chart.band(study.world_sizes, [low for low, _ in ends], [high for _, high in ends], "blue")
+        # A band of many times the values would hide them: it may end at the frame.
+        known = [*seeds.values(), *(v.median for v in values if v.count)]
+        within = 0.0 if 0 in chart.y.shows else min(known) / 2, 1.5 * max(1.0, *known)
+        chart.band(study.world_sizes, [low for low, _ in ends], [high for _, high in ends], "blue", within)
+        if any(low < within[0] or high > within[1] for low, high in ends):
+            chart.caption = chart.caption.replace("intervals", "intervals, beyond the frame", 1)
     chart.line(study.world_sizes, [e.median for e in values], "blue", "measured")
     fps = {(run.world_size, run.seed): run.fps for run in study.runs}
     texts = [f"W={w}, seed {s}: {what} = {v:.3g} ({fps[w, s]:,.0f} steps/s)" for (w, s), v in seeds.items()]
