@@ -157,6 +157,14 @@ def test_an_odd_seed_is_labelled_in_the_figure_of_efficiency_and_named_with_its_
     assert chart.caption.endswith("Odd: W=4, seed 2: W4-odd.")
 
 
+def test_an_odd_seed_that_is_no_reason_for_doubt_is_what_to_see_first():
+    runs = planted.runs(planted.Truth(iterations=40), (1, 2, 4), 3)
+    runs[-1] = replace(runs[-1], fps=0.93 * runs[-1].fps)
+    report, page = made(runs)
+    assert report.studies[0].doubts == []
+    assert "See first what differed in W=4, seed 2" in page
+
+
 def test_numbers_that_cannot_be_believed_have_their_reasons_first_and_no_cause_remedy_or_w():
     runs = planted.runs(planted.Truth(iterations=40), (1, 2, 4), 3)
     runs[-1] = replace(runs[-1], fps=runs[-1].fps / 2)

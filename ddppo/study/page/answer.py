@@ -11,6 +11,7 @@ from ddppo.study.explain.accounting import cause_name
 from ddppo.study.explain.criteria import FAIL, PASS, UNCERTAIN, Criterion
 from ddppo.study.explain.sentences import outside_training
 from ddppo.study.measure.speedup import SpeedupRow
+from ddppo.study.page.figures import odd_runs
 from ddppo.study.predict.recommend import Recommendation, RecommendedW
 from ddppo.study.report import ReportOptions, StudyReport
 
@@ -109,8 +110,10 @@ def _learning(found: Criterion) -> str:
 
 
 def _next(each: StudyReport) -> list[AnswerLine]:
-    """Return what to do next: against the main cause, and a larger W to measure. Verdicts say what seeds they lack."""
-    texts = [
+    """Return what to do next: about odd runs, against the main cause, and a larger W to measure."""
+    odd = [f"W={run.world_size}, seed {run.seed}" for run in odd_runs(each.study)[:3]]
+    texts = [f"See first what differed in {' and '.join(odd)}, far from the other seeds."] if odd else []
+    texts += [
         f"Against the loss: {why.remedy.removeprefix('Remedy: ')}" for why in each.why[-1:] if why.remedy
     ]
     # A larger W that is predicted to be faster, and was not chosen.
