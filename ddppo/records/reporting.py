@@ -149,10 +149,7 @@ class Reporter:
             "rollout/steps": num_steps,
             "rollout/fps": num_steps / float(rows["t_iter"].max()),
             "rollout/episodes": float(rows["num_episodes"].sum()),
-            # All shards of all ranks are added one after another, so that the sum does not depend on W.
-            **self._learning_metrics(
-                local.update, rows["statistics"].reshape(-1, len(self._statistics)).sum(axis=0)
-            ),
+            **self._learning_metrics(local.update, _in_order(rows["statistics"]).sum(axis=0)),
         }
         report = IterationReport(
             iteration=local.iteration,
@@ -307,6 +304,12 @@ class Reporter:
             metrics["rollout/return_mean"] = sum(returns) / len(returns)
             metrics["rollout/length_mean"] = sum(lengths) / len(lengths)
         return metrics
+
+
+def _in_order(sums: np.ndarray) -> np.ndarray:
+    """Return the sums [W, S, n] of ranks' shards as [W S, n], which are added one after another at any W."""
+    ranks, shards, n = sums.shape
+    return sums.reshape(ranks * shards, n)
 
 
 def _one_dict_per_rank(per_rank: dict[str, np.ndarray]) -> list[dict[str, float]]:
