@@ -59,6 +59,10 @@ def parsed(page):
     return nesting
 
 
+def text_of(page):
+    return "\n".join(parsed(page).text)
+
+
 def words_unfolded(page):
     """The words that are seen before anything is opened, those in charts included."""
     return [word for word in " ".join(parsed(page).unfolded).split() if re.search("[A-Za-z]", word)]

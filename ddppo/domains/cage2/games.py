@@ -5,7 +5,6 @@ With a compiler, games are stepped in C++ (src/cage2.cpp), with the same results
 
 import ctypes
 import functools
-import logging
 from typing import Any
 
 import numpy as np
@@ -74,11 +73,10 @@ from ddppo.domains.cage2.rules import (
 )
 from ddppo.errors import ConfigError, near
 from ddppo.native import NotCompiled
+from ddppo.terminal import warn
 
 # -- Games stepped in C++ (src/cage2.cpp), which reads and writes the arrays of NumPy in place -----------------------
 
-
-_logger = logging.getLogger(__name__)
 
 _REDS = ("sleep", "b_line", "meander")  # the index is the agent's number in C++
 # By their names in cage2.hpp, and in the order of the struct: int64, then uint16, then uint8.
@@ -159,7 +157,7 @@ def step_in_cpp() -> Any | None:
     try:
         compiled = PLUGIN.cpp.load()
     except NotCompiled as e:
-        _logger.debug("CAGE 2 is stepped by NumPy: %s", e)
+        warn(f"env=cage2 is stepped by NumPy, which takes several times longer than C++: {e}")
         return None
     compiled.cage2_step.argtypes, compiled.cage2_step.restype = [ctypes.c_void_p], None
     assert compiled.cage2_game_bytes() == GAME.itemsize, (compiled.cage2_game_bytes(), GAME.itemsize)
