@@ -1,62 +1,57 @@
-"""Which update makes rewriting better than chance? Walks that learn while they walk, without the trainer.
+"""Walks that learn beside walks at random on the circuits of tuning.py: gates left after so many seconds of CPU.
 
-PYTHONPATH=. python experiments/circuits/learning.py circuit=vbe_adder_3 steps=8000 seeds=4 > learning.csv
+PYTHONPATH=. python experiments/circuits/tuning.py outputs/circuits/tuning
+PYTHONPATH=. python experiments/circuits/learning.py circuits=net_12,net_16 seeds=2 marks=1,4            # as shipped
+PYTHONPATH=. python experiments/circuits/learning.py circuits=net_12,net_16 seeds=2 marks=1,4 way=random
+PYTHONPATH=. python experiments/circuits/learning.py circuits=net_16 rate=0 shipped=3,3,3,3,3,4,4,3,2,0,1,1,1,1,0
 
-Each walk is one environment of `env=circuit` in one process: `random` chooses at random, `power` likewise with
-draw=power and episodes of 600 steps; the others learn (ddppo/domains/circuits/walk_learning.py). An update can so be
-tried in seconds; PPO's settings in conf/ppo/circuit.yaml follow what was found here.
+Writes a CSV on standard output: the mean of the seeds at each mark. `rate`, `gamma`, `limit`, `decay` and `shipped` are
+those of LearningRule. Circuits found here are counted, not verified; those of anytime.py are verified.
 """
 
 import csv
-import math
 import sys
 import time
-from dataclasses import dataclass
-from typing import Any
+from statistics import mean
 
-from ddppo.config.fields import setting
-from ddppo.domains.circuits.optimise import AT_RANDOM, learning_walk
-from ddppo.domains.circuits.walk_learning import LearningRule
-from ddppo.options import parse
+from ddppo.domains.circuits.optimise import AT_RANDOM, BIAS
+from ddppo.domains.circuits.walk import FastWalk, LearningRule
 
-ROUND, MARKS = 1000, (1000, 2000, 4000, 8000, 16000, 32000, 64000)
-WAYS: dict[str, dict[str, Any]] = {  # name: what differs
-    "random": {"rate": 0.0},
-    "power": {"rate": 0.0},
-    "learned": {},
-    "slower": {"rate": 0.03},
-    "faster": {"rate": 0.3},
-    "one_step": {"lam": 0.0},  # A = r + gamma V(s') - V(s)
-    "long": {"gamma": 0.97, "lam": 0.9},
-    "narrow": {"limit": 1.5},
-}
+FOLDER = "outputs/circuits/tuning"
+_STEPS = 200  # between two looks at the clock
 
 
-@dataclass(slots=True)
-class Options:
-    circuit: str = setting("vbe_adder_3", "name or file")
-    ways: str = setting("random,power,learned", f"separated by commas, of {', '.join(WAYS)}")
-    seeds: int = setting(3, "number of seeds, from 0 on", low=1)
-    steps: int = setting(8000, "of each walk", low=1000)
+def gates_at(circuit: str, seed: int, rule: LearningRule | None, marks: list[float]) -> list[float]:
+    """Return the least gates of a walk after each mark, in seconds of CPU."""
+    walk = FastWalk({**AT_RANDOM, "circuit": f"{FOLDER}/{circuit}.qasm"}, seed, prior=BIAS, learning=rule)
+    began, found = time.process_time(), []
+    for mark in marks:
+        while time.process_time() - began < mark:
+            walk.go([], _STEPS, float("inf"))
+        found.append(walk.facts().best_cost)
+    return found
 
 
 def main() -> None:
-    options = parse(Options, sys.argv[1:], usage=__doc__ or "")
-    table = csv.writer(sys.stdout)
-    table.writerow(["circuit", "way", "seed", "steps", "cpu_s", "cost"])
-    name = options.circuit.rpartition("/")[2].removesuffix(".qasm")
-    for way in options.ways.split(","):
-        keywords = {"circuit": options.circuit, **({} if way == "power" else AT_RANDOM)}
-        for seed in range(options.seeds):
-            walk, began = learning_walk(keywords, LearningRule(**WAYS[way]), 0, seed), time.process_time()
-            messages: list[bytes] = []
-            for number in range(ROUND, options.steps + 1, ROUND):
-                progress = walk.go(messages, ROUND, math.inf)
-                messages = progress.messages
-                if number in MARKS:
-                    cpu_s = f"{time.process_time() - began:.2f}"
-                    table.writerow([name, way, seed, number, cpu_s, f"{progress.cost:g}"])
-            sys.stdout.flush()
+    given = {
+        "circuits": "tof_7,gf2_3_mult,net_8,net_12,net_16",
+        "seeds": "2",
+        "marks": "1,4",
+        "way": "learned",
+    }
+    given |= dict(argument.split("=", 1) for argument in sys.argv[1:])
+    marks = [float(mark) for mark in given["marks"].split(",")]
+    settings = {key: float(given[key]) for key in ("rate", "gamma", "limit", "decay") if key in given}
+    if "shipped" in given:
+        settings["shipped"] = tuple(float(each) for each in given["shipped"].split(","))  # type: ignore[assignment]
+    rule = None if given["way"] == "random" else LearningRule(**settings)  # type: ignore[arg-type]
+    out = csv.writer(sys.stdout, lineterminator="\n")
+    out.writerow(["circuit", "way", "settings", "seeds", *(f"gates_{mark:g}_s" for mark in marks)])
+    named = " ".join(argument for argument in sys.argv[1:] if argument.split("=")[0] in settings)
+    for circuit in given["circuits"].split(","):
+        runs = [gates_at(circuit, seed, rule, marks) for seed in range(int(given["seeds"]))]
+        out.writerow([circuit, given["way"], named, given["seeds"], *map(mean, zip(*runs, strict=True))])
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -52,6 +52,7 @@ CIRCUITS = {
     "tof_7": lambda: tof_n(7),
     "net_8": lambda: network(8, 7, 1),
     "net_12": lambda: network(12, 22, 2),
+    "net_16": lambda: network(16, 40, 3),
 }
 
 

@@ -1,7 +1,7 @@
 """Quantum circuits: a task of rewriting them, two policies for it, and a command that makes circuits smaller.
 
 Read in this order: quantum/ (circuits, rules, rewriting), task/ (the environment), pairs.py (the policy over pairs),
-model.py and graph_layers.py (the graph network), optimise.py, walk_learning.py, page.py and commands.py
+model.py and graph_layers.py (the graph network), walk.py, optimise.py, page.py and commands.py
 (`ddppo-circuit`).
 """
 

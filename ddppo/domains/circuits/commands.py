@@ -37,7 +37,7 @@ from ddppo.domains.circuits.optimise import (
 from ddppo.domains.circuits.page import ComparisonOptions, compare
 from ddppo.domains.circuits.quantum import Circuit, equivalence
 from ddppo.domains.circuits.quantum.benchmarks import noted
-from ddppo.domains.circuits.quantum.costs import COSTS, Cost, counts, measures, qualified
+from ddppo.domains.circuits.quantum.costs import COSTS, Cost, by_gate, counts, measures, qualified
 from ddppo.domains.circuits.quantum.costs import cost as cost_named
 from ddppo.domains.circuits.quantum.coupling import coupling as coupling_named
 from ddppo.domains.circuits.quantum.drawing import as_svg, as_text
@@ -49,7 +49,7 @@ from ddppo.domains.circuits.quantum.rewriting import Rewriter, merged
 from ddppo.domains.circuits.quantum.rule_search import RULES_USAGE, RulesOptions, search_rules
 from ddppo.domains.circuits.task.board import STARTS, rules_digest
 from ddppo.domains.circuits.task.board import rewriter as rewriter_named
-from ddppo.domains.circuits.walk_learning import LearningRule
+from ddppo.domains.circuits.walk import FastWalk
 from ddppo.errors import ConfigError, StorageError, TrainingError, near
 from ddppo.files import write_json, write_text
 from ddppo.options import door, parse
@@ -189,9 +189,10 @@ class OptimiseOptions:
         f"of random rewrites: one that adds n gates has chance ~ e^(-bias n); 0 is uniform, {BIAS:g} if null",
         low=0,
     )
-    learn: bool = setting(
-        False,
-        "learn while walking which rewrites pay, each process for itself; false: choose at random, or by run=",
+    learn: bool | None = setting(
+        None,
+        "prefer rewrites as they paid on other circuits, and learn more on this one; false: choose at random. true if "
+        "null and the cost is a sum over gates, as t_count is and depth is not",
     )
     seed: int = setting(0, "of all that is drawn", low=0)
     workers: int | None = setting(None, "processes; as many as there are cores if null", low=1)
@@ -212,7 +213,7 @@ class Job:
 
 
 def optimise(options: OptimiseOptions) -> int:
-    """Make a circuit smaller, by random rewrites or a run's policy: search, verify, write, and print a summary."""
+    """Make a circuit smaller: search by rewrites, verify, write, and print a summary."""
     # 1. Check the options and read all files.
     job = _job(options)
     print(f"{options.circuit}: {counts(job.original, job.gate_set)}", flush=True)
@@ -239,6 +240,14 @@ def _job(options: OptimiseOptions) -> Job:
     if options.run is not None and options.learn:
         raise ConfigError(
             "learn=true with run=: the run's policy chooses and learns nothing more: leave one of both out"
+        )
+    if (
+        options.learn
+        and options.cost is not None
+        and by_gate(qualified(options.cost, gate_set_named(options.gate_set))) is None
+    ):
+        raise ConfigError(
+            f"learn=true with cost={options.cost}: walks learn where the cost is a sum over gates: use learn=false"
         )
     if options.run is not None and options.bias is not None:
         raise ConfigError(
@@ -291,16 +300,25 @@ def _search(job: Job, options: OptimiseOptions, best: BestSoFar) -> int:
         with Workers([_walk(job, options, keywords, index) for index in range(number)]) as workers:
             stop.listen()
             long = f"{options.steps:,} steps each" if minutes is None else f"{minutes:g} minutes"
-            how = "by the run's policy" if job.policy else "and learn" if options.learn else "at random"
+            how = (
+                "by the run's policy" if job.policy else "and learn" if _learns(job, options) else "at random"
+            )
             print(f"{number} workers rewrite {how} for {long}; Ctrl-C ends it early", flush=True)
             return search(workers, best, job.rewriter, job.cost, budget, stop)
 
 
-def _walk(job: Job, options: OptimiseOptions, keywords: dict[str, Any], index: int) -> Callable[[], Walk]:
+def _learns(job: Job, options: OptimiseOptions) -> bool:
+    """Return whether walks learn: where they can, unless the user wants otherwise."""
+    return job.policy is None and options.learn is not False and by_gate(job.cost_name) is not None
+
+
+def _walk(
+    job: Job, options: OptimiseOptions, keywords: dict[str, Any], index: int
+) -> Callable[[], Walk | FastWalk]:
     if job.policy is None:
         bias = BIAS if options.bias is None else options.bias
-        if options.learn:
-            return partial(learning_walk, keywords, LearningRule(prior=bias), index, options.seed)
+        if _learns(job, options):
+            return partial(learning_walk, keywords, bias, index, options.seed)
         return partial(random_walk, keywords, bias, index, options.seed)
     return partial(policy_walk, keywords, job.policy.config, job.policy.checkpoint, index, options.seed)
 

@@ -1,6 +1,7 @@
-"""The search behind `ddppo-circuit optimise`: walks by rewrites in several processes, random or by a trained policy.
+"""The search behind `ddppo-circuit optimise`: walks by rewrites in several processes.
 
-Read in this order: `Walk` runs in one process; `Workers` are the processes; `search` lets them walk in rounds until
+Walks at random and those that learn are C++ (walk.py). Read here in this order: `Walk`, the same for any cost and for
+policies of runs, runs in one process; `Workers` are the processes; `search` lets them walk in rounds until
 time or steps are used up; `ByPolicy` chooses rewrites by the policy of a run; `Rewrites` is the file that records how
 a circuit was found.
 """
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
@@ -33,7 +35,7 @@ from ddppo.domains.circuits.quantum.rewriting import Rewriter, merged
 from ddppo.domains.circuits.task.board import STARTS, growth_of, rewriter, rules_digest
 from ddppo.domains.circuits.task.env import CircuitEnv, Obs
 from ddppo.domains.circuits.task.lineage import Found, replayed
-from ddppo.domains.circuits.walk_learning import ByLearning, LearningRule
+from ddppo.domains.circuits.walk import FastWalk, LearningRule, WalkProgress, rewrites_of, why_not
 from ddppo.errors import ConfigError, RunFolderError, TrainingError
 from ddppo.processes.signals import StopRequest, die_with_parent, stop_signals_kill
 from ddppo.records import checkpoint
@@ -45,17 +47,6 @@ from ddppo.terminal import warn
 
 # From the observation of each environment to the row of `pairs` that it takes.
 Choose = Callable[[Sequence[Obs]], Sequence[int]]
-
-
-class WalkProgress(NamedTuple):
-    """The state of a walk after a round."""
-
-    num_steps: int  # since the walk began
-    num_rewrites: int  # likewise; steps that changed nothing are not counted
-    cost: float  # the least so far
-    # The rewrites that lead to it; None if it is no better than after the last round.
-    rewrites: tuple[tuple[int, int], ...] | None
-    messages: list[bytes]  # to the other walks, one from each environment
 
 
 class Walk:
@@ -84,15 +75,14 @@ class Walk:
         is_better, self._reported = best.cost < self._reported, min(best.cost, self._reported)
         rewrites = best.rewrites if is_better else None
         published = [env.publish() for env in self._envs]
-        return WalkProgress(self._num_steps, self._num_rewrites, best.cost, rewrites, published)
+        counts = (self._num_steps, self._num_rewrites)
+        return WalkProgress(*counts, best.cost, rewrites, published, cpu_s=time.process_time())
 
     def _step(self) -> None:
         for i, (env, action) in enumerate(zip(self._envs, self._choose(self._obs), strict=True)):
             rule = env.pairs[action, 1]
             self._num_rewrites += int(rule != env.rewriter.nop)
-            self._obs[i], reward, terminated, truncated, _ = env.step(action)
-            if isinstance(self._choose, ByLearning):
-                self._choose.note(reward, is_end=terminated or truncated)
+            self._obs[i], _, terminated, truncated, _ = env.step(action)
             if terminated or truncated:
                 self._obs[i], _ = env.reset()
         self._num_steps += len(self._envs)
@@ -126,26 +116,26 @@ class AtRandom:
         return int(np.searchsorted(sums, self._rng.random() * sums[-1], side="right")) if sums[-1] else 0
 
 
-def random_walk(env: Mapping[str, Any], bias: float, index: int, seed: int) -> Walk:
-    """Return a walk of one environment, with the random streams of environment `index`.
+def random_walk(env: Mapping[str, Any], bias: float, index: int, seed: int) -> Walk | FastWalk:
+    """Return a walk at random with the random streams of environment `index`, in C++ if the cost allows it.
 
     Args:
         env: keyword arguments of CircuitEnv.
     """
+    if why_not(env) is None:
+        return FastWalk(env, derived_seed(seed, "env", index), prior=bias)
     alone = CircuitEnv(**env)
     choose = AtRandom(alone, bias, stream(seed, "action", 0, index))
     return Walk([alone], choose, [derived_seed(seed, "env", index)])
 
 
-def learning_walk(env: Mapping[str, Any], rule: LearningRule, index: int, seed: int) -> Walk:
-    """Return a walk of one environment that learns which rewrites pay (walk_learning.py).
+def learning_walk(env: Mapping[str, Any], bias: float, index: int, seed: int) -> FastWalk:
+    """Return a walk that prefers what paid on other circuits, and learns more on this one (src/learning.hpp).
 
     Args:
-        env: keyword arguments of CircuitEnv.
+        env: keyword arguments of CircuitEnv, for which there is a walk in C++.
     """
-    alone = CircuitEnv(**{**env, "observe": "features"})
-    choose = ByLearning(alone, stream(seed, "action", 0, index), rule)
-    return Walk([alone], choose, [derived_seed(seed, "env", index)])
+    return FastWalk(env, derived_seed(seed, "env", index), prior=bias, learning=LearningRule())
 
 
 # -- Processes that walk in rounds. With a given number of steps, the result depends on the seed alone. --------------
@@ -159,7 +149,7 @@ _FORK = multiprocessing.get_context("fork")
 class Workers:
     """One process for each function in `makes`; the function makes the walk there. Use it in a `with`, or close it."""
 
-    def __init__(self, makes: Sequence[Callable[[], Walk]]) -> None:
+    def __init__(self, makes: Sequence[Callable[[], Walk | FastWalk]]) -> None:
         self._alive: dict[int, tuple[Any, Connection]] = {}
         self._messages: list[bytes] = []  # of all walks in the last round
         for number, make in enumerate(makes):
@@ -216,7 +206,7 @@ class Workers:
             pipe.close()
 
 
-def _work(make: Callable[[], Walk], pipe: Connection, parent_end: Connection, parent: int) -> None:
+def _work(make: Callable[[], Walk | FastWalk], pipe: Connection, parent_end: Connection, parent: int) -> None:
     """Walk in rounds until the parent closes its end of the pipe.
 
     Ctrl-C reaches all processes of a terminal; only the parent reacts to it.
@@ -238,7 +228,7 @@ def _work(make: Callable[[], Walk], pipe: Connection, parent_end: Connection, pa
             pipe.send((ConfigError if isinstance(e, ConfigError) else TrainingError)(str(e)))
 
 
-_ROUND_STEPS = 1000  # of each walk in a round, a fraction of a second; then walks exchange circuits
+_ROUND_STEPS = 5000  # of each walk in a round, a fraction of a second in C++; then walks exchange circuits
 _REPORT_S = 5.0  # seconds between two lines on the terminal
 
 
@@ -258,7 +248,9 @@ class BestSoFar:
     circuit: Circuit
     cost: float
     rewrites: tuple[tuple[int, int], ...] = ()  # from `start` to `circuit`
-    # For each best: its cost, gates, cx, depth and rewrites, the steps of all walks, and the seconds until then.
+    places: NDArray[np.int32] | None = None  # the same as a walk in C++ has them, until `settle`
+    # For each best: its cost, gates, cx, depth and rewrites, the steps of all walks, and the seconds until then, of the
+    # clock and of CPU time.
     improvements: list[dict[str, float]] = field(default_factory=list)
 
     def update(
@@ -266,19 +258,45 @@ class BestSoFar:
     ) -> None:
         """Take the cheapest circuit of all walks, from the first of them if several are equal. Raises ConfigError."""
         for progress in found.values():
-            if progress.rewrites is None or progress.cost >= self.cost:
+            is_new = progress.rewrites is not None or progress.circuit is not None
+            if not is_new or progress.cost >= self.cost:
                 continue
-            # Repeat the rewrites here, and compute the cost again: a worker's result is not taken on trust.
-            self.circuit, self.rewrites = replayed(rewriter, self.start, progress.rewrites), progress.rewrites
+            # Compute the cost again, and repeat the rewrites, here or at the end (`settle`): a worker's result is not
+            # taken on trust.
+            if progress.circuit is not None:
+                self.circuit, self.places = progress.circuit, progress.places
+            else:
+                assert progress.rewrites is not None
+                self.circuit = replayed(rewriter, self.start, progress.rewrites)
+                self.rewrites, self.places = progress.rewrites, None
             self.cost = float(cost(self.circuit))
-            if self.cost != progress.cost:
+            if not math.isclose(self.cost, progress.cost, abs_tol=1e-9):
                 raise ConfigError(
                     f"the cost of one circuit was {progress.cost:g} in a worker and {self.cost:g} here: it has to "
                     "follow from the circuit alone"
                 )
             steps = sum(each.num_steps for each in found.values())
-            numbers = {"cost": self.cost, **measures(self.circuit), "num_rewrites": len(self.rewrites)}
-            self.improvements.append({**numbers, "env_steps": steps, "wall_s": round(seconds, 3)})
+            cpu_s = round(sum(each.cpu_s for each in found.values()), 3)
+            numbers = {"cost": self.cost, **measures(self.circuit), "num_rewrites": self.num_rewrites}
+            self.improvements.append(
+                {**numbers, "env_steps": steps, "wall_s": round(seconds, 3), "cpu_s": cpu_s}
+            )
+
+    @property
+    def num_rewrites(self) -> int:
+        return len(self.rewrites if self.places is None else self.places)
+
+    def settle(self, rewriter: Rewriter) -> None:
+        """Repeat the rewrites of the best circuit. Raises TrainingError if they do not lead there."""
+        if self.places is None:
+            return
+        again, self.rewrites = rewrites_of(rewriter, self.start, self.places)
+        if again != self.circuit:
+            raise TrainingError(
+                f"{len(self.rewrites)} rewrites lead to a circuit of {len(again)} gates, not to the one of "
+                f"{len(self.circuit)} that was found: the rewriting is wrong, and nothing was written"
+            )
+        self.circuit, self.places = again, None
 
 
 def search(
@@ -294,7 +312,7 @@ def search(
             try:
                 found |= workers.go(int(min(_ROUND_STEPS, left)), until)
             except TrainingError as e:
-                if not best.rewrites:
+                if not best.num_rewrites:
                     raise
                 warn(f"{e}; the search ends with what was found")
                 break
@@ -304,6 +322,7 @@ def search(
             best.update(found, rewriter, cost, seconds)
             num_rewrites = sum(progress.num_rewrites for progress in found.values())
             display.show(best, num_rewrites, seconds, budget.steps - left)
+    best.settle(rewriter)
     return sum(progress.num_rewrites for progress in found.values())
 
 

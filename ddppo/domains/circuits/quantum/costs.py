@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from ddppo.domains.circuits.quantum.circuit import CX, KINDS, RZ, TURN, Circuit
+from ddppo.domains.circuits.quantum.circuit import CX, KINDS, RZ, TURN, Circuit, Gate, H, X
 from ddppo.domains.circuits.quantum.gate_sets import GATE_SETS, NAM, GateSet, NamedGate
 from ddppo.errors import ConfigError, in_one_line, near
 
@@ -146,6 +146,28 @@ def cost(text: str, gate_set: GateSet = NAM) -> Cost:
     if len(terms) == 1 and terms[0][0] == 1:
         return terms[0][1]
     return lambda circuit: sum(weight * term(circuit) for weight, term in terms)
+
+
+def by_gate(text: str, gate_set: GateSet = NAM) -> tuple[float, ...] | None:
+    """Return the cost of one h, x, cx and rz, and what an rz that is no multiple of pi/2 costs more.
+
+    None if the cost is no such sum over the gates of nam. Raises ConfigError for a wrong name.
+    """
+    if ":" in text:
+        return None
+    for term in _TERM.finditer(text):
+        if term["name"] in ("depth", "cx_depth") or (term["set"] or gate_set.name) != NAM.name:
+            return None
+    of = cost(text, gate_set)
+    gates = (
+        Gate(H, (0,)),
+        Gate(X, (0,)),
+        Gate(CX, (0, 1)),
+        Gate(RZ, (0,), TURN // 4),
+        Gate(RZ, (0,), TURN // 8),
+    )
+    *costs, of_eighth = (float(of(Circuit.from_gates(2, [gate]))) for gate in gates)
+    return (*costs, of_eighth - costs[RZ])
 
 
 def qualified(text: str, gate_set: GateSet) -> str:

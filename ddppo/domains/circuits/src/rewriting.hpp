@@ -34,10 +34,32 @@ class Rules {
 
   // Call report(first rule, last rule + 1) for each run of rules whose source matches with its first gate at `gate`, or
   // report(first rule, last rule + 1, found) with the gates and wires of the match.
-  template <class Report>
-  void matches(Dag& dag, int32_t gate, Report&& report) const {
+  template <class Graph, class Report>
+  void matches(Graph& dag, int32_t gate, Report&& report) const {
     Found found;
     descend(dag, 0, 0, gate, found, report);
+  }
+
+  // Find the gates of the source of `rule`, with its first gate at `gate`. Return false if it does not match.
+  template <class Graph>
+  bool find(Graph& dag, int32_t gate, int32_t rule, Found& found) const {
+    const Source& source = sources_[rule];
+    for (int k = 0; k < int(source.steps.size()); k++) {
+      if (k) gate = candidate(dag, source.steps[k], found);
+      if (gate < 0 || !take(dag, source.steps[k], gate, k, found)) return false;
+    }
+    return is_convex(dag, source, found);
+  }
+
+  // Return gate number k of the target in place of a match; `wires` are those of the circuit by wire of the rule. A
+  // rotation by 0 is left out by callers.
+  Gate target_gate(int32_t rule, int k, const Found& found, const int16_t* wires) const {
+    const SymbolicGate& each = rules_[rule].target[k];
+    int64_t angle = each.angle.constant;
+    for (int i = 0; i < kMostParameters; i++)
+      if (each.angle.coefficients[i]) angle += each.angle.coefficients[i] * found.parameters[i];
+    const int16_t second = each.kind == CX ? wires[each.wires[1]] : int16_t(-1);
+    return {each.kind, {wires[each.wires[0]], second}, angle & (kTurn - 1)};
   }
 
   // Apply `rule` at `gate`. `result` is the new circuit in canonical order; `marks` are 1 at the gates inserted and at
@@ -59,8 +81,8 @@ class Rules {
     std::vector<std::pair<int32_t, int32_t>> runs;  // rules with exactly these steps: [first, last + 1)
   };
 
-  template <class Report>
-  void descend(Dag& dag, int32_t at, int depth, int32_t gate, Found& found, Report& report) const {
+  template <class Graph, class Report>
+  void descend(Graph& dag, int32_t at, int depth, int32_t gate, Found& found, Report& report) const {
     for (const Probe& probe : branches_[at].probes) {
       if (depth) gate = candidate(dag, probe, found);
       if (gate < 0) continue;
@@ -77,14 +99,16 @@ class Rules {
     }
   }
 
-  template <class Where>
-  static int32_t candidate(const Dag& dag, const Where& where, const Found& found) {
+  template <class Graph, class Where>
+  static int32_t candidate(const Graph& dag, const Where& where, const Found& found) {
     const int32_t from = found.gates[where.from];
     return where.is_after ? dag.next(from, where.from_port) : dag.before(from, where.from_port);
   }
   static Probe& probe_of(Branch& branch, const Step& step);
-  static bool take(const Dag& dag, const Step& step, int32_t gate, int depth, Found& found);
-  static bool is_convex(Dag& dag, const Source& source, const Found& found);
+  template <class Graph>
+  static bool take(const Graph& dag, const Step& step, int32_t gate, int depth, Found& found);
+  template <class Graph>
+  static bool is_convex(Graph& dag, const Source& source, const Found& found);
 
   std::vector<Rule> rules_;
   std::vector<Source> sources_;      // by rule
@@ -125,7 +149,8 @@ inline Rules::Rules(std::vector<Rule> rules) : rules_(std::move(rules)), branche
 // -- matching -------------------------------------------------------------------------------------------------------
 
 // Return whether a gate fits a step of the plan; if so, note its wires and its angle in `found`.
-inline bool Rules::take(const Dag& dag, const Step& step, int32_t gate, int depth, Found& found) {
+template <class Graph>
+bool Rules::take(const Graph& dag, const Step& step, int32_t gate, int depth, Found& found) {
   const Gate& here = dag.gates[gate];
   if (here.kind != step.kind) return false;
   // Its wires: new ones differ from all before, and gates found already are its neighbours as in the source.
@@ -156,7 +181,8 @@ inline bool Rules::take(const Dag& dag, const Step& step, int32_t gate, int dept
 }
 
 // Return whether no path through other gates leads from one of the found gates to another.
-inline bool Rules::is_convex(Dag& dag, const Source& source, const Found& found) {
+template <class Graph>
+bool Rules::is_convex(Graph& dag, const Source& source, const Found& found) {
   for (const auto& [u, v] : source.ways_round) {
     const int32_t last = found.gates[source.last[u]];
     const int32_t behind = dag.next(last, dag.port(last, found.wires[u]));
@@ -171,11 +197,7 @@ inline bool Rules::apply(
   // 1. Find the gates of the source.
   const Source& source = sources_[rule];
   Found found;
-  for (int k = 0; k < int(source.steps.size()); k++) {
-    if (k) gate = candidate(dag, source.steps[k], found);
-    if (gate < 0 || !take(dag, source.steps[k], gate, k, found)) return false;
-  }
-  if (!is_convex(dag, source, found)) return false;
+  if (!find(dag, gate, rule, found)) return false;
   // 2. Gates that depend on the source come after the target, all others before it.
   enum : uint8_t { kBefore, kTaken, kAfter };
   std::vector<uint8_t> side(dag.size(), kBefore);
@@ -201,13 +223,10 @@ inline bool Rules::apply(
     if (b >= 0) marked[place[b]] = 1;
   }
   // 4. Insert the target, without rotations by 0.
-  for (const SymbolicGate& each : rules_[rule].target) {
-    int64_t angle = each.angle.constant;
-    for (int k = 0; k < kMostParameters; k++)
-      if (each.angle.coefficients[k]) angle += each.angle.coefficients[k] * found.parameters[k];
-    angle &= kTurn - 1;
-    if (each.kind == RZ && angle == 0) continue;
-    gates.push_back({each.kind, {wires[each.wires[0]], each.kind == CX ? wires[each.wires[1]] : int16_t(-1)}, angle});
+  for (int k = 0; k < int(rules_[rule].target.size()); k++) {
+    const Gate made = target_gate(rule, k, found, wires);
+    if (made.kind == RZ && made.angle == 0) continue;
+    gates.push_back(made);
     marked.push_back(1), from.push_back(-1);
   }
   // 5. Put the result in canonical order.

@@ -1,0 +1,126 @@
+"""Walks in C++ make the choices of a walk in Python by the same random numbers, and keep all matches up to date."""
+
+import math
+
+import numpy as np
+import pytest
+
+from ddppo.domains.circuits import PLUGIN
+from ddppo.domains.circuits.optimise import AT_RANDOM
+from ddppo.domains.circuits.quantum import Circuit, Gate, X
+from ddppo.domains.circuits.quantum.benchmarks import benchmark
+from ddppo.domains.circuits.quantum.costs import by_gate, cost
+from ddppo.domains.circuits.quantum.equivalence import verify
+from ddppo.domains.circuits.quantum.qasm_reader import write
+from ddppo.domains.circuits.task.board import growth_of
+from ddppo.domains.circuits.walk import FastWalk, LearningRule, rewrites_of, why_not
+from tests.domains.circuits.walk_oracle import LearningOracle, WalkOracle, node_at
+
+pytestmark = pytest.mark.skipif(PLUGIN.cpp.why_not() is not None, reason=str(PLUGIN.cpp.why_not()))
+
+FOREVER = math.inf
+
+
+def walk(circuit, seed=0, learning=None, **env):
+    return FastWalk({**AT_RANDOM, "circuit": circuit, **env}, seed, prior=3.0, learning=learning)
+
+
+@pytest.mark.parametrize(("circuit", "steps"), [("tof_3", 400), ("vbe_adder_3", 300)])
+def test_every_circuit_is_the_one_that_python_draws_by_the_same_numbers(circuit, steps):
+    fast = walk(circuit, seed=7)
+    oracle = WalkOracle(fast.start, fast.rewriter, seed=7)
+    for _ in range(steps):
+        assert fast.now() == oracle.circuit
+        oracle.step(*fast.matches())
+        fast.go([], 1, FOREVER)
+    assert oracle.num_ends > 5
+    assert fast.facts().num_circuits == sum(map(len, oracle.levels.values()))
+
+
+def test_what_a_walk_learns_is_what_python_learns_by_the_same_numbers():
+    shipped = tuple(0.1 * k * (-1) ** k for k in range(15))  # all different
+    rule = LearningRule(rate=0.3, num_steps=40, shipped=shipped)
+    fast = walk("tof_3", seed=4, learning=rule)
+    oracle = LearningOracle(fast.start, fast.rewriter, 4, rule, fast.room)
+    while oracle.num_updates < 3:
+        assert fast.now() == oracle.circuit
+        rows, weights = fast.matches()
+        classes = oracle.classes(rows, weights)
+        assert oracle.is_listed.tolist() == (weights > 0).tolist()
+        np.testing.assert_allclose(np.abs(weights), oracle.weights(rows, classes))
+        oracle.step(rows, weights)
+        fast.go([], 1, FOREVER)
+        np.testing.assert_allclose(fast.table(), oracle.table, atol=1e-12)
+    assert np.abs(oracle.table).max() > 0.3
+
+
+@pytest.mark.parametrize("learning", [None, LearningRule()])
+def test_after_many_rewrites_the_matches_are_those_of_the_whole_circuit(learning):
+    fast = walk("gf2^4_mult", learning=learning)
+    growth = growth_of(fast.rewriter)
+    for _ in range(60):
+        fast.go([], 23, FOREVER)
+        now = fast.now().canonical()
+        rows, weights = fast.matches()
+        possible = [
+            (node_at(now, wire, place), rule)
+            for (wire, place, rule), weight in zip(rows.tolist(), weights, strict=True)
+            if weight > 0
+        ]
+        there = [
+            (node, rule)
+            for node, rule in fast.rewriter.pairs(now).tolist()
+            if len(now) + growth[rule] <= fast.room
+        ]
+        assert sorted(possible) == sorted(there)
+        if learning is None:
+            np.testing.assert_allclose(np.abs(weights), np.exp(-3.0 * growth[rows[:, 2]]))
+
+
+def test_a_best_circuit_is_repeated_from_its_places_and_equal_to_the_original():
+    fast = walk("vbe_adder_3", learning=LearningRule())
+    progress = fast.go([], 20_000, FOREVER)
+    again, rewrites = rewrites_of(fast.rewriter, fast.start, progress.places)
+    assert again == progress.circuit
+    assert len(again) == progress.cost < 90
+    assert len(rewrites) == len(progress.places)
+    assert verify(benchmark("vbe_adder_3"), again).is_equal
+
+
+@pytest.mark.parametrize("name", ["cx_count", "t_count", "gate_count+2*cx_count", "0.1*h_count+0.7*rz_count"])
+def test_the_cost_of_a_sum_over_gates_is_that_of_its_name(name):
+    fast = walk("barenco_tof_3", cost=name)
+    progress = fast.go([], 4000, FOREVER)
+    assert progress.cost == pytest.approx(cost(name)(progress.circuit))
+    assert progress.cost < cost(name)(benchmark("barenco_tof_3"))
+
+
+def test_costs_that_are_no_sums_over_gates_have_no_walk_in_cpp():
+    assert by_gate("gate_count+2*cx_count") == (1, 1, 3, 1, 0)
+    assert by_gate("2*t_count-x_count") == (0, -1, 0, 0, 2)
+    for name in ("depth", "gate_count+cx_depth", "ibm.gate_count", "my_pkg:cost"):
+        assert by_gate(name) is None
+        assert "is no sum over gates" in why_not({"circuit": "tof_3", "cost": name})
+
+
+def test_a_better_circuit_of_another_walk_is_taken_with_its_rewrites():
+    finder, listener = walk("vbe_adder_3"), walk("vbe_adder_3", seed=1)
+    found = finder.go([], 20_000, FOREVER)
+    assert listener.go([], 50, FOREVER).cost > found.cost
+    heard = listener.go(found.messages, 0, FOREVER)
+    assert heard.cost == found.cost
+    assert rewrites_of(listener.rewriter, listener.start, heard.places)[0] == found.circuit
+    assert walk("vbe_adder_3", buffer={"share": 0}).go([], 500, FOREVER).messages == []
+
+
+def test_a_circuit_without_any_rewrite_is_walked_without_an_end(tmp_path):
+    write(Circuit.from_gates(1, [Gate(X, (0,))]), path := tmp_path / "x.qasm")
+    progress = walk(str(path)).go([], 50, FOREVER)
+    assert (progress.num_steps, progress.cost) == (50, 1)
+
+
+def test_memory_is_bounded():
+    fast = walk("vbe_adder_3", buffer={"draw": "greedy", "megabytes": 1.0})
+    fast.go([], 20_000, FOREVER)
+    assert fast.facts().nbytes < 1.1e6
+    assert fast.facts().num_circuits > 100
