@@ -1,6 +1,7 @@
 """The benchmarks made smaller by walks that learn and by walks at random: least gates against CPU seconds.
 
-PYTHONPATH=. .venv/bin/python experiments/circuits/anytime.py run seconds=120 seeds=0   # what is missing of it
+PYTHONPATH=. .venv/bin/python experiments/circuits/anytime.py run seconds=30 circuits=tof_3,mod5_4  # of seed 0
+PYTHONPATH=. .venv/bin/python experiments/circuits/anytime.py run seconds=120 seeds=0,1 circuits=gf2^6_mult
 PYTHONPATH=. .venv/bin/python experiments/circuits/anytime.py write seconds=120
 
 A run is one walk (`ddppo-circuit optimise workers=1`) in this process, for so many seconds of its CPU time. Its result
@@ -88,25 +89,24 @@ def run(way: str, circuit: str, seed: int, seconds: float) -> None:
 
 
 def at(found: dict[str, Any], seconds: float) -> float:
-    """Return the least cost after so many seconds of CPU."""
-    return min(cost for cpu_s, _, cost in found["trace"] if cpu_s <= seconds or cpu_s == found["trace"][0][0])
-
-
-def first(found: dict[str, Any], cost: float) -> float | None:
-    """Return after how many seconds of CPU a cost was reached."""
-    return next((cpu_s for cpu_s, _, reached in found["trace"] if reached <= cost), None)
+    """Return the least cost after so many seconds of CPU; of a run that was shorter, at its end."""
+    return min(cost for cpu_s, _, cost in found["trace"] if cpu_s <= max(seconds, found["trace"][0][0]))
 
 
 def read(seconds: float) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """Return the runs that are done by way and circuit, in the order of their seeds."""
+    """Return the runs that are done by way and circuit, in the order of their seeds: for each circuit the longest ones.
+
+    Runs that are longer than `seconds` do not count; shorter ones do, for circuits that need no more.
+    """
+    lengths = sorted(float(path.name.removesuffix("_s")) for path in RUNS.glob("*_s"))
     done: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for way in WAYS:
-        for circuit in CIRCUITS:
-            paths = sorted((RUNS / f"{seconds:g}_s" / way).glob(f"{circuit}_*.json"), key=seed_of)
-            if paths:
-                done[way, circuit] = [
-                    json.loads(path.read_text()) | {"seed": seed_of(path)} for path in paths
-                ]
+    for length in (each for each in lengths if each <= seconds):
+        for way in WAYS:
+            for circuit in CIRCUITS:
+                paths = sorted((RUNS / f"{length:g}_s" / way).glob(f"{circuit}_*.json"), key=seed_of)
+                if paths:
+                    found = [json.loads(path.read_text()) | {"seed": seed_of(path)} for path in paths]
+                    done[way, circuit] = found
     return done
 
 
@@ -121,7 +121,7 @@ def write(seconds: float, marks: Sequence[float], out: Path) -> None:
     rows, curves = [], []
     for (way, circuit), runs in done.items():
         for each in runs:
-            costs = {f"gates_{mark:g}_s": f"{at(each, mark):g}" for mark in marks}
+            costs = {f"gates_{mark:g}_s": at(each, mark) for mark in marks}
             rows.append(
                 {"circuit": circuit, "way": way, "seed": each["seed"], "cpu_s": each["cpu_s"], **costs}
                 | {key: each[key] for key in ("cx", "depth", "num_steps", "num_rewrites", "verified")}
@@ -138,6 +138,7 @@ def write(seconds: float, marks: Sequence[float], out: Path) -> None:
                 for s, steps, gates in each["trace"]
             ]
         best = min(runs, key=lambda each: (each["cost"], each["cx"]))
+        write_text(out / f"{circuit}.qasm", best["original"])
         write_text(out / f"{circuit}_{way}.qasm", best["smaller"])
     write_csv(out / "results.csv", rows)
     write_csv(out / "curves.csv", curves)
@@ -155,7 +156,10 @@ def table(
     )
     ways = [way for way in WAYS if any(key[0] == way for key in done)]
     titles = ["gates", "original", "`merge`", "qiskit", "pyzx", "Nam et al.", "Quartz"]
-    titles += [f"{way}, {mark:g} s" for way in ways for mark in marks] + ["share of random's time"]
+    titles += [f"{way}, {mark:g} s" for way in ways for mark in marks] + [
+        "s to random's last: random",
+        "learned",
+    ]
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for circuit in CIRCUITS:
         if not any((way, circuit) in done for way in ways):
@@ -168,28 +172,25 @@ def table(
         for way in ways:
             runs = done.get((way, circuit), [])
             cells += [f"{median(at(each, mark) for each in runs):g}" if runs else "" for mark in marks]
-        cells.append(share_of_time(done, circuit, seconds))
+        cells += times(done, circuit, seconds)
         lines.append(f"| {circuit} | {' | '.join(cells)} |")
     return lines
 
 
-def share_of_time(done: dict[tuple[str, str], list[dict[str, Any]]], circuit: str, seconds: float) -> str:
+def times(done: dict[tuple[str, str], list[dict[str, Any]]], circuit: str, seconds: float) -> list[str]:
     """Return when the median of walks that learn is at the last median of those at random, and when that is there."""
     random, learned = (done.get((way, circuit)) for way in ("random", "learned"))
     if not random or not learned:
-        return ""
+        return ["", ""]
     goal = median(at(each, seconds) for each in random)
-    times = [when_median_is(runs, goal, seconds) for runs in (random, learned)]
-    if times[1] is None:
-        return "not reached"
-    assert times[0] is not None
-    return f"{times[1]:.2f} s of {times[0]:.2f} s"
+    found = [when_median_is(runs, goal, seconds) for runs in (random, learned)]
+    return ["not reached" if each is None else f"{each:.2f}" for each in found]
 
 
 def when_median_is(runs: list[dict[str, Any]], goal: float, seconds: float) -> float | None:
     """Return the first time at which the median over runs is at most a cost."""
-    times = sorted({cpu_s for each in runs for cpu_s, _, _ in each["trace"] if cpu_s <= seconds + 1})
-    return next((t for t in times if median(at(each, t) for each in runs) <= goal), None)
+    moments = sorted({cpu_s for each in runs for cpu_s, _, _ in each["trace"] if cpu_s <= seconds + 1})
+    return next((t for t in moments if median(at(each, t) for each in runs) <= goal), None)
 
 
 def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
