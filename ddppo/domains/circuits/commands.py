@@ -8,7 +8,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -194,6 +194,9 @@ class OptimiseOptions:
         "prefer rewrites as they paid on other circuits, and learn more on this one; false: choose at random. true if "
         "null and the cost is a sum over gates, as t_count is and depth is not",
     )
+    beside_random: bool = setting(
+        False, "afterwards, search at random from the same start for as long, and say what that finds"
+    )
     seed: int = setting(0, "of all that is drawn", low=0)
     workers: int | None = setting(None, "processes; as many as there are cores if null", low=1)
 
@@ -225,7 +228,13 @@ def optimise(options: OptimiseOptions) -> int:
         tried = _search(job, options, best)
         print(f"{tried:,} rewrites tried, {len(best.rewrites)} of them lead to the best", flush=True)
     # 3. Verify and write.
-    return _finish(job, options, best)
+    code = _finish(job, options, best)
+    # 4. The same again at random, to compare with.
+    if options.beside_random and len(job.start):
+        at_random = BestSoFar(job.start, job.start, float(job.cost(job.start)))
+        _search(replace(job, policy=None), replace(options, learn=False), at_random)
+        print(f"at random: {job.cost_name} {at_random.cost:g}; above: {best.cost:g}")
+    return code
 
 
 def _job(options: OptimiseOptions) -> Job:
@@ -237,6 +246,10 @@ def _job(options: OptimiseOptions) -> Job:
         )
     if options.run is None and options.checkpoint != "last":
         raise ConfigError(f"checkpoint={options.checkpoint} has no effect without run=: leave it out")
+    if options.beside_random and options.learn is False and options.run is None:
+        raise ConfigError(
+            "beside_random=true with learn=false: the search is at random already: leave one of both out"
+        )
     if options.run is not None and options.learn:
         raise ConfigError(
             "learn=true with run=: the run's policy chooses and learns nothing more: leave one of both out"

@@ -152,6 +152,7 @@ class Workers:
     def __init__(self, makes: Sequence[Callable[[], Walk | FastWalk]]) -> None:
         self._alive: dict[int, tuple[Any, Connection]] = {}
         self._messages: list[bytes] = []  # of all walks in the last round
+        self._are_made = False
         for number, make in enumerate(makes):
             pipe, child_end = _FORK.Pipe()
             process = _FORK.Process(target=_work, args=(make, child_end, pipe, os.getpid()), daemon=True)
@@ -165,18 +166,30 @@ class Workers:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def wait(self) -> None:
+        """Wait until all processes have made their walks, which takes seconds where torch is loaded. Raises as `go`."""
+        if not self._are_made:
+            self._are_made = True
+            self._answers()
+
     def go(self, num_steps: int, until: float) -> dict[int, WalkProgress]:
         """Run a round of `num_steps` steps in every process; return the progress of each by its number.
 
         A process that was killed is reported and left out from then on. Raises ConfigError and TrainingError as a walk
         does, and TrainingError if all processes are lost.
         """
-        # 1. Start the round everywhere, with the messages of the last one.
+        self.wait()
+        # Start the round everywhere, with the messages of the last one.
         for _, pipe in self._alive.values():
             with suppress(OSError):  # a lost process is found below
                 pipe.send((self._messages, num_steps, until))
-        # 2. Collect the results in the order of the processes, so that ties are broken the same way each time.
-        found: dict[int, WalkProgress] = {}
+        found = self._answers()
+        self._messages = [each for progress in found.values() for each in progress.messages]
+        return found
+
+    def _answers(self) -> dict[int, Any]:
+        """Return one answer of each process, in their order, so that ties are broken the same way each time."""
+        found: dict[int, Any] = {}
         for number, (process, pipe) in list(self._alive.items()):
             try:
                 if not pipe.poll(_ANSWER_S):
@@ -195,7 +208,6 @@ class Workers:
             found[number] = answer
         if not found:
             raise TrainingError("every worker was lost: give fewer of them, workers=1, if memory was short")
-        self._messages = [each for progress in found.values() for each in progress.messages]
         return found
 
     def close(self) -> None:
@@ -217,12 +229,11 @@ def _work(make: Callable[[], Walk | FastWalk], pipe: Connection, parent_end: Con
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent_end.close()
     with suppress(EOFError, BrokenPipeError):
-        request = pipe.recv()
         try:
             walk = make()
+            pipe.send(None)  # an answer to `wait`
             while True:
-                pipe.send(walk.go(*request))
-                request = pipe.recv()
+                pipe.send(walk.go(*pipe.recv()))
         except (ConfigError, TrainingError) as e:
             # Some subclasses take several arguments, and cannot be unpickled.
             pipe.send((ConfigError if isinstance(e, ConfigError) else TrainingError)(str(e)))
@@ -304,6 +315,7 @@ def search(
 ) -> int:
     """Walk in rounds until the budget is used up or a signal stops the search; return the number of rewrites tried."""
     # Each round has at most _ROUND_STEPS steps; the last one has the steps that are left.
+    workers.wait()
     began = time.monotonic()
     until, left = began + budget.seconds, budget.steps
     found: dict[int, WalkProgress] = {}  # the last progress of each worker, lost ones included

@@ -5,6 +5,7 @@ its script draws circuits from lists of gates, with the layout of quantum/drawin
 """
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -301,10 +302,16 @@ def excerpts(run_dir: Path) -> list[tuple[str, str]]:
             continue
         before, after = measures(held.original), measures(held.smaller)
         numbers = ", ".join(f"{what} {before[what]:g} to {after[what]:g}" for what in before)
+        original = shlex.quote(name_of(path))
         heading = f"{path.stem}: {numbers}, by {len(held.rewrites):,} rewrites"
         command = (
             f"python -m ddppo.domains.circuits show {path.with_suffix('.qasm')} format=qasm\n"
-            f"python -m ddppo.domains.circuits compare <the original> {run_dir} html={path.stem}.html"
+            f"python -m ddppo.domains.circuits compare {original} {run_dir} html={path.stem}.html"
         )
         found.append((heading, f"{held.verified}\n{command}\n\n{as_text(held.smaller)}"))
     return found
+
+
+def name_of(path: Path) -> str:
+    """Return the circuit as the run's user named it, which a file of rewrites holds."""
+    return str(json.loads(path.read_text(encoding="utf-8")).get("name", path.stem))

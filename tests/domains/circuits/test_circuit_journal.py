@@ -14,7 +14,8 @@ from ddppo.domains.circuits.quantum.equivalence import Verdict, verify
 from ddppo.domains.circuits.quantum.qasm_reader import parse, read
 from ddppo.domains.circuits.task import CircuitEnv, replayed
 from ddppo.domains.circuits.task import journal as journal_module
-from ddppo.domains.circuits.task.journal import CircuitJournal, labels
+from ddppo.domains.circuits.task.board import starts
+from ddppo.domains.circuits.task.journal import CircuitJournal, _without_rewrites, labels
 from ddppo.domains.circuits.task.lineage import EnvMessage, StartMessage, decode_messages, encode_message
 from ddppo.domains.circuits.task.settings import packed, unpacked
 from ddppo.errors import RunFolderError, TrainingError
@@ -249,3 +250,14 @@ def test_circuits_of_files_have_names_for_files_and_metrics(tmp_path):
     ]
     journal = journal_of(tmp_path, circuit=[qasm(tmp_path, "h q[0]; h q[0]; x q[1];")])
     assert journal.note([], 1, 1.0)["best_cost/mine"] == 3
+
+
+@pytest.mark.parametrize(
+    ("start", "said"),
+    [
+        ("given", "no smaller circuit found"),
+        ("merge", "cost 45 -> 39 by merging rotations; rewriting found nothing"),
+    ],
+)
+def test_a_run_that_found_nothing_says_what_merging_had_saved(start, said):
+    assert said in _without_rewrites(starts("tof_3", len, None, start)[0])

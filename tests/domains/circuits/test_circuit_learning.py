@@ -73,3 +73,20 @@ def test_walks_learn_by_themselves_where_the_cost_is_a_sum_over_gates(tmp_path, 
         assert said in capsys.readouterr().out
     with pytest.raises(ConfigError, match=r"learn=true with cost=depth: .* use learn=false"):
         run(["optimise", "tof_3", f"out={tmp_path / 'a.qasm'}", "cost=depth", "learn=true"])
+
+
+def test_optimise_says_what_random_rewriting_finds_in_the_same_time(tmp_path, capsys):
+    given = [
+        "optimise",
+        "tof_3",
+        f"out={tmp_path / 'a.qasm'}",
+        "steps=3000",
+        "workers=1",
+        "beside_random=true",
+    ]
+    assert run(given) == 0
+    said = capsys.readouterr().out
+    assert said.index("1 workers rewrite and learn") < said.index("1 workers rewrite at random")
+    assert said.endswith("at random: gate_count 35; above: 35\n")
+    with pytest.raises(ConfigError, match=r"beside_random=true with learn=false"):
+        run([*given, "learn=false"])

@@ -135,7 +135,7 @@ def test_a_report_has_the_numbers_and_the_command_of_the_page(found):
         f"by {held['num_rewrites']} rewrites"
     )
     assert held["verified"] in text
-    assert f"compare <the original> {found} html=barenco_tof_3.html" in text
+    assert f"compare {held['name']} {found} html=barenco_tof_3.html" in text
 
 
 def test_gates_that_differ_are_those_between_the_common_beginning_and_the_common_end():

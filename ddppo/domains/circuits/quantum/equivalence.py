@@ -176,8 +176,11 @@ def _whole(a: Circuit, b: Circuit) -> Verdict:
         distance = max(distance, float(np.abs(second - phase * first).max()))
         if distance > TOLERANCE:
             return Verdict(False, f"an element of the unitary differs by {distance:.3g}", distance)
-    what = f"all elements of the unitary of {_qubits(a.num_qubits)} that differ in gates"
-    return Verdict(True, f"{what} agree to {TOLERANCE:.0e} (largest difference {distance:.1e})", distance)
+    how = (
+        f"all elements of the unitary agree to {TOLERANCE:.0e} on the {_qubits(a.num_qubits)} where gates differ "
+        f"(largest difference {distance:.1e})"
+    )
+    return Verdict(True, how, distance)
 
 
 def _by_states(a: Circuit, b: Circuit, rng: np.random.Generator) -> Verdict:
@@ -198,8 +201,8 @@ def _by_states(a: Circuit, b: Circuit, rng: np.random.Generator) -> Verdict:
     if worst > _STATE_TOLERANCE:
         return Verdict(False, f"they take a random state of {n} qubits to states {worst:.3g} apart", worst)
     how = (
-        f"{num_product} random product states and {_NUM_STABILISER} random stabiliser states of the "
-        f"{_qubits(n)} that differ in gates agree to {_STATE_TOLERANCE:.0e} (largest distance {worst:.1e})"
+        f"the images of {num_product} random product states and {_NUM_STABILISER} random stabiliser states agree to "
+        f"{_STATE_TOLERANCE:.0e} on the {_qubits(n)} where gates differ (largest distance {worst:.1e})"
     )
     return Verdict(True, how, worst, missed ** (num_product - 1))
 

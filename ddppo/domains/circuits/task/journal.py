@@ -360,8 +360,8 @@ class CircuitJournal:
                 f"{file.last('wall_s'):.1f} s: {FOLDER}/{label}.qasm; at random, {at_random[label]['cpu_s']:.1f} s of "
                 f"CPU: cost {at_random[label]['cost']:g}"
                 if file.best.found.rewrites
-                else "no smaller circuit found"
-                for label, file in files.items()
+                else _without_rewrites(start)
+                for (label, file), start in zip(files.items(), self._starts, strict=True)
             },
             "circuits": {
                 label: {
@@ -454,3 +454,10 @@ def labels(names: Sequence[str]) -> list[str]:
             number, label = number + 1, f"{stem}_{number + 1}"
         found.append(label)
     return found
+
+
+def _without_rewrites(start: Start) -> str:
+    """Return in words that rewriting found nothing, and what merging rotations had saved before."""
+    if start.before is None:
+        return "no smaller circuit found"
+    return f"cost {start.original.cost:g} -> {start.cost:g} by merging rotations; rewriting found nothing smaller"
