@@ -94,7 +94,7 @@ class UCB:
         Args:
             noise_variance: of the value's error; None: unknown, and fitted.
             covariate: a number by which values rise or fall along a line, whatever the point. Predictions are for the
-                largest covariate so far.
+                mean covariate so far.
 
         Raises ValueError for a wrong point or number.
         """
@@ -316,10 +316,10 @@ class _Model:
 
 
 def _basis(covariates: Array) -> Array:
-    """Return the column of the linear part [n, 1]: the distance from the largest covariate, times its deviation."""
-    away = covariates - covariates.max() if len(covariates) else covariates
-    deviation = float(covariates.std()) if len(covariates) else 0.0
-    return _SLOPE * away[:, None] / (deviation or 1.0)
+    """Return the column of the linear part [n, 1]: the distance from the mean covariate, times its prior deviation."""
+    if not len(covariates):
+        return np.zeros((0, 1))
+    return _SLOPE * (covariates - covariates.mean())[:, None] / (float(covariates.std()) or 1.0)
 
 
 def _standard(values: Array) -> tuple[float, float]:

@@ -303,7 +303,7 @@ def _ages(search: Search) -> list[str]:
     return [
         "Scores rise with the episodes from which a policy has learned, inherited ones included (rank correlation "
         f"{together:.2f}). The posterior knows these ages: it gives the score that each order is expected to have with "
-        "a policy as old as the oldest, and takes the doubt about that into its intervals."
+        "a policy of the mean age, and takes the doubt about that into its intervals."
     ]
 
 
@@ -323,7 +323,7 @@ def _noise(search: Search) -> list[str]:
     spread = f" The spread of episodes within a trial alone would say {within:.2g}." if within else ""
     return [
         f"Trained again, an order scores differently by a standard deviation of {search.noise:.2g} ({repeats})."
-        f"{spread}"
+        f"{spread} Intervals cover other trials of this run: another seed may begin better or worse."
     ]
 
 

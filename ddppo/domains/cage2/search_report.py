@@ -276,11 +276,7 @@ def _posterior(search: Search) -> Chart:
         Axis("score"),
         "The band holds 95 % (docs/search.md has how often it did in planted searches); the dashed line is the upper "
         "confidence bound by which the next order is chosen. Each dot has its order as a tooltip."
-        + (
-            ""
-            if search.inherit == NOTHING
-            else " Means are for a policy as old as the oldest; younger ones score less."
-        ),
+        + ("" if search.inherit == NOTHING else " Means are for a policy of the mean age."),
     )
     # The posterior of all orders, by falling mean.
     ranked = by_mean(search)
