@@ -16,7 +16,7 @@ from ddppo.search.gp import Array, Data, Hyperparameters, Posterior, low_discrep
 from ddppo.search.spaces import Space
 
 # Deviations on either side of the mean that hold 95 %: Student's t with 26 degrees of freedom, those of 30 values less
-# four hyperparameters. In planted searches they hold 95.3 % of the values of best orders (experiments/search).
+# four hyperparameters. In planted searches they hold 95.6 % of the values of best orders (experiments/search).
 COVERS = 2.06
 _SLOPE = 1.0  # prior deviation of the slope by the covariate, both in their own deviations
 _SAMPLES, _SAMPLES_OF_A_BOX = 32, 8  # of the hyperparameters; thousands of points of a box are predicted

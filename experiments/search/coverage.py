@@ -29,25 +29,27 @@ def searched(function: str, noise: float, youth: str, seed: int) -> dict[str, ob
     """Return the row of one search."""
     rng = np.random.default_rng((7, seed))
     values = FUNCTIONS[function](rng)
-    search, tried = UCB(orders.space(), seed=seed), []
+    search, tried, gains = UCB(orders.space(), seed=seed), [], []
     for trial in range(ORDER_EVALUATIONS):
         (order,) = search.ask()
         tried.append(orders.order_id(order))
         # Ages grow with the trials, as where each inherits from one before it.
         age = math.log((trial + 1) / ORDER_EVALUATIONS)
-        value = values[tried[-1]] + noise * rng.standard_normal() + (GROWTH * age if youth != "none" else 0.0)
+        gains.append(GROWTH * age if youth != "none" else 0.0)
+        value = values[tried[-1]] + noise * rng.standard_normal() + gains[-1]
         search.tell(order, value, covariate=age if youth == "told" else 0.0)
     best = search.incumbent()
     named, top = orders.order_id(best.point), int(values.argmax())
+    true_value = float(values[named] + mean(gains))  # as of the mean age
     return {
         "function": function,
         "noise": noise,
         "youth": youth,
         "seed": seed,
-        "value": round(float(values[named]), 3),
+        "value": round(true_value, 3),
         "mean": round(best.mean, 3),
         "deviation": round(best.deviation, 3),
-        "away": round((float(values[named]) - best.mean) / best.deviation, 3),
+        "away": round((true_value - best.mean) / best.deviation, 3),
         "noise_estimate": round(search.noise_deviation(), 3),
         "found": int(top in tried),
         "named": int(named == top),
