@@ -6,13 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ddppo.study.explain.accounting import accounts
 from ddppo.study.explain.criteria import (
     FAIL,
     PASS,
     UNCERTAIN,
     UNKNOWN,
-    loss_explained,
     not_faster,
     returns_agree,
     speedup_increases,
@@ -135,51 +133,3 @@ def test_equal_returns_fail_in_at_most_5_percent_of_studies_and_a_third_less_is_
         found += returns_agree(of(*worse), relative=0.05).result == FAIL
     assert failed <= (0 if seeds == 1 else 0.05 * studies + 6)  # 2 standard deviations
     assert found >= {1: 0, 2: 0, 3: 0.1, 5: 0.6, 10: 0.95}[seeds] * studies
-
-
-def explained_loss(found):
-    return loss_explained(found, accounts(found), tolerance=0.05)
-
-
-def test_an_unexplained_part_under_5_percent_passes_and_more_fails():
-    base = make_run(1, parts={"t_rollout": 8.0})
-    nearly = make_run(2, parts={"t_rollout": 4.0, "t_comm": 3.9}, fps=80 / 8.0)
-    hardly = make_run(2, parts={"t_rollout": 4.0, "t_comm": 3.0}, fps=80 / 8.0)
-    assert explained_loss(of(base, nearly)).result == PASS
-    assert explained_loss(of(base, hardly)).result == FAIL
-    assert explained_loss(of(base)).result == UNKNOWN
-    told = {"t_rollout": hardly.times["t_rollout"], "t_iter": hardly.times["t_iter"]}
-    verdict = explained_loss(of(base, replace(hardly, times=told)))
-    assert verdict.result == UNCERTAIN
-    assert "the runs do not record t_learn, t_sync, t_comm, t_other" in verdict.reason
-
-
-@pytest.mark.parametrize(
-    ("seconds", "result"),
-    [
-        ([{"t_comm": 4.0}, {"t_comm": 4.1}], PASS),
-        ([{"t_comm": 4.0}, {"t_comm": 6.0}], UNCERTAIN),
-        ([{"t_comm": 4.0}, {"t_sync": 4.0}], FAIL),
-    ],
-)
-def test_the_account_of_half_of_the_seeds_must_hold_for_the_other_half(seconds, result):
-    base = [make_run(1, seed, parts={"t_rollout": 8.0}) for seed in range(2)]
-    verdict = explained_loss(
-        of(*base, *(make_run(2, i, parts={"t_rollout": 4.0} | t) for i, t in enumerate(seconds)))
-    )
-    assert verdict.result == result
-    assert ("communication and waiting" in verdict.reason) == (result == FAIL)
-
-
-def test_with_one_seed_the_account_of_its_first_half_must_hold_for_the_second():
-    base = make_run(1, parts={"t_rollout": 8.0}, iterations=10)
-    two = make_run(2, parts={"t_rollout": 4.0, "t_comm": 4.0}, iterations=10)
-    comm, sync = two.times["t_comm"].copy(), two.times["t_sync"].copy()
-    comm[5:], sync[5:] = 0.0, 4.0
-    assert explained_loss(of(base, two)).result == PASS
-    assert (
-        explained_loss(of(base, replace(two, times={**two.times, "t_comm": comm, "t_sync": sync}))).result
-        == FAIL
-    )
-    few = [make_run(w, parts={"t_rollout": 8.0 / w, "t_comm": w - 1.0}, iterations=3) for w in (1, 2)]
-    assert explained_loss(of(*few)).result == UNCERTAIN

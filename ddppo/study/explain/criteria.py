@@ -1,4 +1,4 @@
-"""Did a study succeed? Three criteria: throughput rises with W, returns do not suffer, and the loss is explained."""
+"""Did a study succeed? Two criteria: throughput rises with W, and returns do not suffer."""
 
 import math
 from collections import defaultdict
@@ -10,8 +10,6 @@ import numpy as np
 
 from ddppo.statistics import CONFIDENCE, LEAST_SEEDS
 from ddppo.study.columns import percent
-from ddppo.study.explain.accounting import Account, accounts, cause_name
-from ddppo.study.measure import speedup
 from ddppo.study.measure.slow import standard_error
 from ddppo.study.measure.speedup import Study
 from ddppo.study.measure.statistics import difference, t_probability, t_quantile
@@ -19,12 +17,10 @@ from ddppo.study.read.record import Run
 
 PASS, FAIL, UNCERTAIN, UNKNOWN = "PASS", "FAIL", "NOT CERTAIN", "NOT MEASURED"
 _TELLS_NOTHING = math.log(10)  # width of an interval of log FPS
-_SMALL_LOSS = 0.1  # a smaller loss counts as this: 5 % of it would be noise
 _LEAST_INCREASE = 0.01  # of FPS from one W to the next
 _RUNS_DIFFER = 0.05  # assumed standard deviation of FPS over runs, relative, if there is one seed
 _LEAST_DF = 3  # of a deviation that is pooled over W
 _MOST_SEEDS = 200  # more are not asked for
-_HALVES_DIFFER = 0.05  # tolerated difference of a share between halves, as a part of the iteration
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,73 +224,6 @@ def _power(beyond: float, spread: float, seeds: int, confidence: float) -> float
         return 0.0
     error = spread * math.sqrt(2 / seeds)
     return t_probability(beyond / error - t_quantile(1 - (1 - confidence) / 2, df), df)
-
-
-def loss_explained(study: Study, found: list[Account], *, tolerance: float) -> Criterion:
-    """PASS if the causes add up to the loss, and have the same shares in both halves of the runs.
-
-    They add up if |unexplained(W)| < tolerance * max(|1 - E(W)|, 0.1) at every W; else it is FAIL. Halves are every
-    second seed or, with one seed, the halves of its iterations. If a share differs by more than 0.05 of the iteration,
-    it is FAIL if the halves have different main causes, and NOT CERTAIN otherwise.
-    """
-    name = f"the causes add up (unexplained under {100 * tolerance:g} %), and are those of either half of the runs"
-    if not found:
-        return Criterion(name, UNKNOWN, "the runs do not say where their time went, or there is only one W")
-    # 1. Is the unexplained part small?
-    worst = max(found, key=_unexplained)
-    text = f"at most {percent(_unexplained(worst))} of the loss is unexplained, at W={worst.world_size}"
-    if _unexplained(worst) >= tolerance:
-        missing = f"; the runs do not record {', '.join(worst.missing)}" if worst.missing else ""
-        return Criterion(name, UNCERTAIN if missing else FAIL, text + missing)
-    # 2. Do the halves agree?
-    halves = [{a.world_size: a for a in accounts(speedup.study(half))} for half in _halves(study)]
-    apart = [_apart(one, halves[1][w]) for w, one in halves[0].items() if w in halves[1]] if halves else []
-    if not apart:
-        return Criterion(name, UNCERTAIN, f"{text}; the runs cannot be halved to see whether that holds")
-    # The W with the largest difference; different main causes weigh more.
-    w, share, mains = max(apart, key=lambda one: (one[1] > _HALVES_DIFFER, len(one[2]), one[1]))
-    text += f"; between the halves a share differs by up to {share:.2g} of the iteration, at W={w}"
-    if share <= _HALVES_DIFFER or len(mains) == 1:
-        return Criterion(name, PASS if share <= _HALVES_DIFFER else UNCERTAIN, text)
-    named = " and ".join(cause_name(cause, study.rule) for cause in mains)
-    return Criterion(name, FAIL, f"{text}, where their main causes are {named}")
-
-
-def _apart(one: Account, other: Account) -> tuple[int, float, list[str]]:
-    """Return W, the largest difference of a share between two accounts of it, and their main causes."""
-    apart = [abs(share - other.shares[c]) for c, share in one.shares.items() if c != "unexplained"]
-    return one.world_size, max(apart), sorted({one.main, other.main})
-
-
-def _halves(study: Study) -> list[list[Run]]:
-    """Return the runs in two halves, both with every W; [] if a W cannot be halved."""
-    first: list[Run] = []
-    second: list[Run] = []
-    for w in study.world_sizes:
-        runs = study.runs_at(w)
-        if len(runs) > 1:
-            first, second = first + runs[::2], second + runs[1::2]
-            continue
-        # One seed: halve its iterations.
-        (run,) = runs
-        count = len(run.steps) // 2
-        if count < 2 or "t_iter" not in run.times:
-            return []
-        first.append(_part(run, slice(0, count)))
-        second.append(_part(run, slice(count, None)))
-    return [first, second]
-
-
-def _part(run: Run, kept: slice) -> Run:
-    """Return the run with some of its iterations, and FPS for these: time outside t_iter is in proportion to t_iter."""
-    times, steps = {name: t[kept] for name, t in run.times.items()}, run.steps[kept]
-    # FPS of these iterations: that of the run, times their speed relative to all.
-    pace = float(steps.mean() / times["t_iter"].mean()) / float(run.steps.mean() / run.times["t_iter"].mean())
-    return replace(run, times=times, steps=steps, fps=run.fps * pace)
-
-
-def _unexplained(account: Account) -> float:
-    return abs(account.unexplained) / max(abs(account.loss), _SMALL_LOSS)
 
 
 def _finals(runs: list[Run]) -> list[float]:
