@@ -4,6 +4,7 @@ set -eu
 cd "$(dirname "$0")/../.."
 python=${PYTHON:-python}
 "$python" -m tests.study.fuzz each=4 seed=31 workers=2 csv=experiments/reports/after.csv
+"$python" -m tests.study.fuzz each=16 seed=99 workers=2 only=speeds csv=experiments/reports/speeds.csv
 # The same studies and the same judge, over the code before.
 before=$(mktemp -d)
 git worktree add --detach "$before/tree" 905c80ac

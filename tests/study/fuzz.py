@@ -2,7 +2,8 @@
 
 Each study of tests/study/planted.py and tests/study/disturbed.py goes through the whole of ddppo.study; its sentences
 and numbers are compared with what was planted. Prints, for each kind of study, the numbers that docs/report.md quotes,
-and every statement that was false. Further options: kind= one kind, workers= processes, csv= a file for the table.
+and every statement that was false. Further options: kind= one kind, workers= processes, csv= a file for the table,
+only=speeds for no more than doubts and the intervals of FPS, S and E.
 """
 
 import csv
@@ -13,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from ddppo.study.measure.speedup import study as measured_study
 from ddppo.study.read.record import Reading
 from ddppo.study.read.selection import FoundStudies
 from ddppo.study.report import ReportOptions, compute
@@ -126,7 +128,7 @@ def judge(studies: Iterable[Planted]) -> Findings:
         _causes(study, said, doubts, findings)
         _verdict(study, said, findings)
         _slow(study, said, findings, doubts)
-        _measured(study, said, doubts, findings)
+        _measured(study, said.study, doubts, findings)
         _ahead(study, said, findings)
         _advice(study, said, findings)
     return findings
@@ -208,12 +210,12 @@ def _slow(study, said, findings, doubts):
             )
 
 
-def _measured(study, said, doubts, findings):
+def _measured(study, measured, doubts, findings):
     """Intervals of FPS, S and E hold the true value; S itself is near it."""
     stalled = {w for w, _, _ in study.truth.stalls}
     speeds = {w: study.fps(w) for w in study.world_sizes}
     base = speeds[study.world_sizes[0]]
-    for row in said.study.rows if not doubts else ():
+    for row in measured.rows if not doubts else ():
         fps = speeds[row.world_size]
         relative = row.world_size / study.world_sizes[0]
         true = {"fps": fps, "speedup": fps / base, "efficiency": fps / base / relative}
@@ -284,24 +286,42 @@ REMEDIES = {
 }
 
 
-def of_one_kind(asked: tuple[str, int, int]) -> Findings:
+def speeds_of(studies: Iterable[Planted]) -> Findings:
+    """Judge the doubts and the intervals of FPS, S and E alone, which takes a tenth of the time."""
+    from ddppo.study.measure.belief import doubts
+    from ddppo.study.measure.pace import steady
+
+    findings = Findings()
+    for study in studies:
+        rows = measured_study(steady(study.runs())[0])
+        found = doubts(rows)
+        findings.note("page", True, study, "")
+        findings.note("doubted", True, study, "") if found else None
+        for doubt in found:
+            findings.note("a doubt", doubt.kind in study.doubts, study, str(doubt))
+        _measured(study, rows, found, findings)
+    return findings
+
+
+def of_one_kind(asked: tuple[str, int, int, bool]) -> Findings:
     """Judge so many studies of a kind."""
-    kind, count, seed = asked
+    kind, count, seed, speeds_only = asked
     made = planted.studies(count, [seed, *kind.encode()], {kind: KINDS[kind]})
-    return judge(made)
+    return speeds_of(made) if speeds_only else judge(made)
 
 
 def main() -> None:
     given = dict(text.partition("=")[::2] for text in sys.argv[1:])
     count, seed = int(given.get("each", 5)), int(given.get("seed", 1))
-    asked = [(kind, count, seed) for kind in KINDS if given.get("kind", kind) == kind]
+    speeds_only = given.get("only") == "speeds"
+    asked = [(kind, count, seed, speeds_only) for kind in KINDS if given.get("kind", kind) == kind]
     found = Findings()
     with multiprocessing.get_context("spawn").Pool(int(given.get("workers", 1))) as pool:
         for of_kind in pool.imap_unordered(of_one_kind, asked):
             found.counts |= of_kind.counts
             found.widths += of_kind.widths
             print("\n".join(of_kind.misjudged), flush=True)
-    found.counts = {kind: found.counts[kind] for kind, _, _ in asked}
+    found.counts = {kind: found.counts[kind] for kind, *_ in asked}
     print(found.text())
     if "csv" in given:
         with open(given["csv"], "w", newline="") as file:
