@@ -102,6 +102,7 @@ class TypedEngine final : public Engine {
         static_cast<const Real*>(c.returns), static_cast<const Real*>(c.weights),
         static_cast<const uint8_t*>(c.mask), order};
     PPOLoss<Real> of_rows(actions_, batch, *optimizer.coefficients, count, network_.log_std());
+    std::vector<double> sums(num_shards * kNumStatistics);  // of this minibatch
     double loss = 0;
     network_.refresh();
     network_.accumulate(
@@ -110,8 +111,9 @@ class TypedEngine final : public Engine {
             Real* dlog_std) {
           loss += of_rows.block(
               first, rows, params, network_.params_width(), values, network_.values_width(), dparams, dvalues, dlog_std,
-              optimizer.sums + shard * kNumStatistics);
+              &sums[shard * kNumStatistics]);
         });
+    for (std::size_t i = 0; i < sums.size(); i++) optimizer.sums[i] += sums[i];
     if (std::isfinite(*optimizer.norms)) *optimizer.loss = loss;
     // One rank's NaN makes the sum over ranks NaN on all ranks, so none moves its parameters from this minibatch on.
     if (!std::isfinite(loss)) std::fill_n(gradients_.data, num_parameters_, std::numeric_limits<Real>::quiet_NaN());
