@@ -129,6 +129,9 @@ def _take_terminal():
     import termios
 
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(
+        signal.SIGINT, signal.SIG_DFL
+    )  # a shell ignores it in what runs in the background, such as tests
 
 
 def test_the_cloud_is_played_on_a_terminal_and_ctrl_d_leaves():
