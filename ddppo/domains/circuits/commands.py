@@ -156,6 +156,7 @@ _OPTIMISE = """ddppo-circuit optimise <circuit> out=<file> [minutes=10] [run=<ru
 ddppo-circuit optimise my.qasm out=smaller.qasm minutes=10 cost=cx_count
 Ctrl-C ends the search early; the best circuit is verified and written. A second Ctrl-C skips the verification."""
 _MINUTES = 1.0
+_MOST_BIAS = 50.0  # e^(8 bias), for a rule that removes 8 gates, has to be a number
 
 
 @dataclass(slots=True)
@@ -167,7 +168,9 @@ class OptimiseOptions:
     steps: int | None = setting(
         None, "of every worker, instead of minutes: the result then follows from seed and workers", low=1
     )
-    run: str | None = setting(None, "a run folder of env=circuit: its policy rewrites; at random if null")
+    run: str | None = setting(
+        None, "a run folder of env=circuit: its policy rewrites, instead of walks that learn here"
+    )
     checkpoint: str = setting("last", "of the run: last, best, or the path of a checkpoint file")
     cost: str | None = setting(
         None,
@@ -186,16 +189,18 @@ class OptimiseOptions:
     )
     bias: float | None = setting(
         None,
-        f"of random rewrites: one that adds n gates has chance ~ e^(-bias n); 0 is uniform, {BIAS:g} if null",
+        f"a rewrite that adds n gates has chance ~ e^(-bias n); 0 is uniform, {BIAS:g} if null; not with run=",
         low=0,
+        high=_MOST_BIAS,
     )
     learn: bool | None = setting(
         None,
         "prefer rewrites as they paid on other circuits, and learn more on this one; false: choose at random. true if "
-        "null and the cost is a sum over gates, as t_count is and depth is not",
+        "null and the cost is a sum over the gates h, x, cx and rz; depth and costs in another gate set are none",
     )
     beside_random: bool = setting(
-        False, "afterwards, search at random from the same start for as long, and say what that finds"
+        False,
+        "afterwards, search at random from the same start, with the same minutes or steps, and say what that finds",
     )
     seed: int = setting(0, "of all that is drawn", low=0)
     workers: int | None = setting(None, "processes; as many as there are cores if null", low=1)
@@ -224,13 +229,16 @@ def optimise(options: OptimiseOptions) -> int:
         print(f"rotations merged: {counts(job.start, job.gate_set)}", flush=True)
     # 2. Search. A circuit that merging has emptied is the best there is.
     best = BestSoFar(job.start, job.start, float(job.cost(job.start)))
+    is_stopped = False
     if len(job.start):
-        tried = _search(job, options, best)
+        tried, is_stopped = _search(job, options, best)
         print(f"{tried:,} rewrites tried, {len(best.rewrites)} of them lead to the best", flush=True)
     # 3. Verify and write.
     code = _finish(job, options, best)
     # 4. The same again at random, to compare with.
-    if options.beside_random and len(job.start):
+    if options.beside_random and is_stopped:
+        print("at random: left out, because a signal ended the search above")
+    elif options.beside_random and len(job.start):
         at_random = BestSoFar(job.start, job.start, float(job.cost(job.start)))
         _search(replace(job, policy=None), replace(options, learn=False), at_random)
         print(f"at random: {job.cost_name} {at_random.cost:g}; above: {best.cost:g}")
@@ -246,21 +254,9 @@ def _job(options: OptimiseOptions) -> Job:
         )
     if options.run is None and options.checkpoint != "last":
         raise ConfigError(f"checkpoint={options.checkpoint} has no effect without run=: leave it out")
-    if options.beside_random and options.learn is False and options.run is None:
-        raise ConfigError(
-            "beside_random=true with learn=false: the search is at random already: leave one of both out"
-        )
     if options.run is not None and options.learn:
         raise ConfigError(
             "learn=true with run=: the run's policy chooses and learns nothing more: leave one of both out"
-        )
-    if (
-        options.learn
-        and options.cost is not None
-        and by_gate(qualified(options.cost, gate_set_named(options.gate_set))) is None
-    ):
-        raise ConfigError(
-            f"learn=true with cost={options.cost}: walks learn where the cost is a sum over gates: use learn=false"
         )
     if options.run is not None and options.bias is not None:
         raise ConfigError(
@@ -292,6 +288,17 @@ def _job(options: OptimiseOptions) -> Job:
     if keywords["coupling"] is not None:
         coupling_named(keywords["coupling"], original.num_qubits).check(original, options.circuit)
     cost = cost_named(keywords["cost"])
+    can_learn = by_gate(keywords["cost"]) is not None
+    if options.learn and not can_learn:
+        raise ConfigError(
+            f"learn=true with cost={keywords['cost']}: walks learn where the cost is a sum over the gates h, x, cx and "
+            "rz: use learn=false"
+        )
+    if options.beside_random and policy is None and (options.learn is False or not can_learn):
+        why = "learn=false" if can_learn else f"cost={keywords['cost']}, by which no walk learns"
+        raise ConfigError(
+            f"beside_random=true with {why}: the search is at random already: leave one of both out"
+        )
     gate_set.of(original)  # raises ConfigError for a rotation that it cannot write
     start = started(original, options.start)
     if start == original or cost(start) > cost(original):  # merging moves rotations, which may add depth
@@ -300,8 +307,8 @@ def _job(options: OptimiseOptions) -> Job:
     return Job(original, start, keywords["cost"], cost, rewriter, keywords, gate_set, policy)
 
 
-def _search(job: Job, options: OptimiseOptions, best: BestSoFar) -> int:
-    """Search from the start; return the number of rewrites tried."""
+def _search(job: Job, options: OptimiseOptions, best: BestSoFar) -> tuple[int, bool]:
+    """Search from the start; return the number of rewrites tried, and whether a signal ended the search."""
     minutes = _MINUTES if options.minutes is None and options.steps is None else options.minutes
     budget = Budget(math.inf if minutes is None else 60 * minutes, options.steps or math.inf)
     with tempfile.TemporaryDirectory() as folder, StopRequest() as stop:
@@ -313,11 +320,17 @@ def _search(job: Job, options: OptimiseOptions, best: BestSoFar) -> int:
         with Workers([_walk(job, options, keywords, index) for index in range(number)]) as workers:
             stop.listen()
             long = f"{options.steps:,} steps each" if minutes is None else f"{minutes:g} minutes"
+            s = "s" if number == 1 else ""  # of verbs
             how = (
-                "by the run's policy" if job.policy else "and learn" if _learns(job, options) else "at random"
+                "by the run's policy"
+                if job.policy
+                else f"and learn{s}"
+                if _learns(job, options)
+                else "at random"
             )
-            print(f"{number} workers rewrite {how} for {long}; Ctrl-C ends it early", flush=True)
-            return search(workers, best, job.rewriter, job.cost, budget, stop)
+            who = "1 worker" if number == 1 else f"{number} workers"
+            print(f"{who} rewrite{s} {how} for {long}; Ctrl-C ends it early", flush=True)
+            return search(workers, best, job.rewriter, job.cost, budget, stop), stop.requested
 
 
 def _learns(job: Job, options: OptimiseOptions) -> bool:

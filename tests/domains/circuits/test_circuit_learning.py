@@ -68,11 +68,12 @@ def test_a_run_s_policy_does_not_learn(tmp_path):
 
 
 def test_walks_learn_by_themselves_where_the_cost_is_a_sum_over_gates(tmp_path, capsys):
-    for cost, said in (("t_count", "rewrite and learn"), ("depth", "rewrite at random")):
+    for cost, said in (("t_count", "1 worker rewrites and learns"), ("depth", "1 worker rewrites at random")):
         run(["optimise", "tof_3", f"out={tmp_path / 'a.qasm'}", "steps=20", "workers=1", f"cost={cost}"])
         assert said in capsys.readouterr().out
-    with pytest.raises(ConfigError, match=r"learn=true with cost=depth: .* use learn=false"):
-        run(["optimise", "tof_3", f"out={tmp_path / 'a.qasm'}", "cost=depth", "learn=true"])
+    for more, cost in (("cost=depth", "depth"), ("gate_set=ibm", "ibm.gate_count")):
+        with pytest.raises(ConfigError, match=rf"learn=true with cost={cost}: .* use learn=false"):
+            run(["optimise", "tof_3", f"out={tmp_path / 'a.qasm'}", more, "learn=true"])
 
 
 def test_optimise_says_what_random_rewriting_finds_in_the_same_time(tmp_path, capsys):
@@ -86,7 +87,8 @@ def test_optimise_says_what_random_rewriting_finds_in_the_same_time(tmp_path, ca
     ]
     assert run(given) == 0
     said = capsys.readouterr().out
-    assert said.index("1 workers rewrite and learn") < said.index("1 workers rewrite at random")
+    assert said.index("1 worker rewrites and learns") < said.index("1 worker rewrites at random")
     assert said.endswith("at random: gate_count 35; above: 35\n")
-    with pytest.raises(ConfigError, match=r"beside_random=true with learn=false"):
-        run([*given, "learn=false"])
+    for more in ("learn=false", "cost=depth", "gate_set=ibm"):
+        with pytest.raises(ConfigError, match=r"beside_random=true with .*: the search is at random already"):
+            run([*given, more])

@@ -155,6 +155,7 @@ def test_a_signal_ends_the_search_and_what_was_found_is_verified_and_written(tmp
         f"out={out}",
         "minutes=60",
         "workers=2",
+        "beside_random=true",
     ]
     with subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE, text=True) as process:
         for line in process.stdout:
@@ -164,6 +165,7 @@ def test_a_signal_ends_the_search_and_what_was_found_is_verified_and_written(tmp
         said = process.stdout.read()
         assert process.wait(PATIENCE_S) == 0
     assert "equal up to a phase" in said
+    assert "at random: left out, because a signal ended the search above" in said
     assert len(read(out).circuit) <= 39
 
 
@@ -316,6 +318,7 @@ def test_no_step_is_taken_after_the_time_is_over():
         ("optimise tof_3 out={folder}/x rewrites={folder}/x", "out= is the same file"),
         ("optimise tof_3 out={folder}/x steps=0", "steps=0: must be at least 1"),
         ("optimise tof_3 out={folder}/x workers=0", "workers=0: must be at least 1"),
+        ("optimise tof_3 out={folder}/x bias=1000", "bias=1000.0: must be at most 50"),
         ("optimise tof_3 out={folder}/x start=middle", "start=middle: must be one of merge, given"),
         ("optimise tof_3 out={folder}/x cost=gates", r"cost=gates.* is no cost in nam: give one of gate_count"),
         ("optimise tof_3 out={folder}/x cost=my_pkg:cost", "cost=my_pkg:cost: cannot be imported"),
