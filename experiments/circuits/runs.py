@@ -158,7 +158,8 @@ def optimising(here: Path, way: Way, circuit: str, minutes: float) -> list[str]:
         f"out={here / 'smaller.qasm'}",
     ]
     start = f"start={'merge' if way.is_merged else 'given'}"
-    return [*optimise, f"rewrites={here / 'rewrites.json'}", start, f"minutes={100 * minutes:g}"]
+    long = f"minutes={100 * minutes:g}"
+    return [*optimise, "learn=false", f"rewrites={here / 'rewrites.json'}", start, long]
 
 
 def cpu_s(root: int) -> float:

@@ -21,6 +21,7 @@ from ddppo.domains.circuits.quantum.equivalence import verify
 from ddppo.domains.circuits.quantum.rewriting import Rewriter
 from ddppo.domains.circuits.quantum.rules import packaged
 from ddppo.domains.circuits.task.lineage import replayed
+from ddppo.domains.circuits.walk import FastWalk, rewrites_of
 from ddppo.options import parse
 
 ROUND = 1000  # steps between two rows, and between two exchanges of messages
@@ -35,7 +36,7 @@ class Options:
     steps: int = setting(16000, "of each walk", low=ROUND)
 
 
-def walk_of(way: str, circuit: str, seed: int, options: Options) -> Walk:
+def walk_of(way: str, circuit: str, seed: int, options: Options) -> Walk | FastWalk:
     found = policy_of_run(options.run, "last", None)
     keywords = {"circuit": circuit, "cost": "gate_count"}
     if way == "policy":
@@ -54,14 +55,22 @@ def main() -> None:
         original = program(circuit).circuit
         for seed in range(options.seeds):
             for way in options.ways.split(","):
-                walk, began, rewrites = walk_of(way, circuit, seed, options), time.process_time(), ()
+                walk, began, last = walk_of(way, circuit, seed, options), time.process_time(), None
                 messages: list[bytes] = []
                 for number in range(options.steps // ROUND):
                     progress = walk.go(messages, ROUND, math.inf)
-                    messages, rewrites = progress.messages, progress.rewrites or rewrites
+                    messages = progress.messages
+                    if (
+                        progress.rewrites is not None or progress.places is not None
+                    ):  # places: of a walk in C++
+                        last = progress
                     cpu_s = f"{time.process_time() - began:.2f}"
                     table.writerow([circuit, way, seed, (number + 1) * ROUND, cpu_s, f"{progress.cost:g}"])
-                best = replayed(rewriter, original, rewrites)
+                best = original
+                if last is not None and last.places is not None:
+                    best, _ = rewrites_of(rewriter, original, last.places)
+                elif last is not None and last.rewrites is not None:
+                    best = replayed(rewriter, original, last.rewrites)
                 assert len(best) == progress.cost, (circuit, way, seed)
                 assert verify(original, best).is_equal, (circuit, way, seed)
                 sys.stdout.flush()
