@@ -7,9 +7,11 @@ import pytest
 
 from ddppo.domains.circuits import PLUGIN
 from ddppo.domains.circuits.optimise import AT_RANDOM
-from ddppo.domains.circuits.quantum import Circuit, Gate, X
+from ddppo.domains.circuits.quantum import CX, RZ, Circuit, Gate, H, X
 from ddppo.domains.circuits.quantum.benchmarks import benchmark
+from ddppo.domains.circuits.quantum.circuit import TURN
 from ddppo.domains.circuits.quantum.costs import by_gate, cost
+from ddppo.domains.circuits.quantum.coupling import coupling
 from ddppo.domains.circuits.quantum.equivalence import verify
 from ddppo.domains.circuits.quantum.qasm_reader import write
 from ddppo.domains.circuits.task.board import growth_of
@@ -85,6 +87,39 @@ def test_a_best_circuit_is_repeated_from_its_places_and_equal_to_the_original():
     assert len(again) == progress.cost < 90
     assert len(rewrites) == len(progress.places)
     assert verify(benchmark("vbe_adder_3"), again).is_equal
+
+
+@pytest.mark.parametrize("learning", [None, LearningRule(num_steps=50)])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"cost": "gate_count+9*cx_count-rz_count"},  # some gates are free, x and h are not
+        {"coupling": "line"},
+        {
+            "buffer": {"draw": "power", "level_size": 1, "megabytes": 0.02}
+        },  # circuits are dropped all the time
+        {"buffer": {"draw": "original"}},
+    ],
+)
+def test_every_circuit_on_the_way_is_equal_to_the_original(tmp_path, more, learning):
+    rng = np.random.default_rng(3)
+    gates = []
+    for kind in rng.choice([H, X, CX, RZ], 40):
+        wire = int(rng.integers(2))
+        at = (wire, wire + 1)[:: rng.choice([1, -1])] if kind == CX else (wire,)
+        gates.append(Gate(int(kind), at, int(rng.integers(1, 16)) * TURN // 16 if kind == RZ else 0))
+    write(start := Circuit.from_gates(3, gates), path := tmp_path / "start.qasm")
+    fast, seen = walk(str(path), learning=learning, **more), set()
+    for _ in range(40):
+        fast.go([], 17, FOREVER)
+        now = fast.now()
+        seen.add(now.digest())
+        assert verify(start, now).is_equal
+        if "coupling" in more:
+            coupling("line", 3).check(now, "now")
+    assert len(seen) > 20
+    best, places = fast.best()
+    assert rewrites_of(fast.rewriter, fast.start, places)[0] == best.canonical()
 
 
 @pytest.mark.parametrize("name", ["cx_count", "t_count", "gate_count+2*cx_count", "0.1*h_count+0.7*rz_count"])
