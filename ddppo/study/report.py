@@ -18,6 +18,7 @@ from ddppo.study.explain.accounting import Account
 from ddppo.study.explain.criteria import Criterion
 from ddppo.study.explain.sentences import Explained, covered, explained, outside_training
 from ddppo.study.measure.belief import Doubt, doubts
+from ddppo.study.measure.growth import not_faster, perhaps_slower
 from ddppo.study.measure.pace import steady
 from ddppo.study.measure.speedup import Study
 from ddppo.study.measure.speedup import study as compute_study
@@ -235,10 +236,11 @@ def _study_report(options: ReportOptions, reading: Reading) -> StudyReport:
         cores_per_worker=options.cores_per_worker,
         efficiency_floor=options.efficiency_floor,
         price_per_worker_hour=options.price_per_worker_hour,
-        refused=criteria.not_faster(study)
+        refused=not_faster(study)
         | criteria.worse_returns(
             study, relative=options.return_tolerance, absolute=options.return_tolerance_abs
         ),
+        unsure=perhaps_slower(study),
         doubted=bool(doubted),
     )
     # Explain the largest W in sentences: its causes are the limits of the smaller ones too.

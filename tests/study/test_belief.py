@@ -10,6 +10,7 @@ from ddppo.study.explain.sentences import covered, outside_training
 from ddppo.study.measure.belief import doubts, in_blocks
 from ddppo.study.measure.pace import steady
 from ddppo.study.measure.speedup import study
+from ddppo.study.page.answer import answer
 from ddppo.study.read.record import Evaluation, Machine, Origin, Reading
 from ddppo.study.read.selection import FoundStudies, with_target
 from ddppo.study.report import ReportOptions, compute
@@ -115,6 +116,69 @@ def test_an_odd_seed_is_named_with_its_figures():
     assert doubt.sentence.startswith("W=2, seed 1 made 8")
     assert "other seeds made 12" in doubt.sentence
     assert "dist.world_size=2 seed=1" in doubt.again
+
+
+def scaled(run, by):
+    """The same run, faster by a factor in everything."""
+    return replace(
+        run, fps=by * run.fps, wall_s=run.wall_s / by, times={n: t / by for n, t in run.times.items()}
+    )
+
+
+def at_speeds(speeds):
+    """Runs of a system, brought to these FPS: {W: one for each seed}."""
+    runs = {(r.world_size, r.seed): r for r in sweep(tuple(speeds), max(map(len, speeds.values())))}
+    return [
+        scaled(runs[w, s], fps / runs[w, s].fps) for w, of_w in speeds.items() for s, fps in enumerate(of_w)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("speeds", "told", "again"),
+    [
+        (  # so few others tell nothing of chance, but five times is no repeat
+            {1: [72, 300, 310], 2: [330, 480, 560], 4: [600, 650, 850]},
+            "W=1, seed 0 made 72 steps/s where its other seeds made 300 to 310.",
+            "dist.world_size=1 seed=0 again",
+        ),
+        (  # which of two is the odd one, nobody knows
+            {1: [100, 310], 2: [400, 410]},
+            "W=1, seed 0 made 100 steps/s where its other seed made 310.",
+            "dist.world_size=1 seed=0,1 again",
+        ),
+    ],
+)
+def test_seeds_that_differ_by_more_than_a_factor_of_two_are_no_repeats(speeds, told, again):
+    (doubt,) = doubts(study(at_speeds(speeds)))
+    assert (doubt.kind, doubt.sentence) == ("run", told)
+    assert again in doubt.again
+
+
+def test_a_run_has_one_reason_and_is_to_be_run_again_once():
+    factors = np.where(np.arange(120) > 70, 6.0, 1.0)
+    (doubt,) = doubts(study(changed(sweep(), lambda r: slowed(r, factors), 2, seed=1)))
+    assert doubt.kind == "pace"
+
+
+def test_a_w_that_may_be_slower_than_the_smallest_is_recommended_with_a_perhaps_only():
+    runs = at_speeds({1: [200, 300, 310], 2: [330, 480, 560]})
+    said = compute(ReportOptions(path="made up"), FoundStudies([Reading(runs, [])], [])).studies[0]
+    assert said.study.rows[1].speedup.low < 1
+    assert said.ahead.recommendation.doubt == "It may be slower than W=1: run more seeds before you use it."
+    first = next(line for line in answer(said, ReportOptions(path="")) if line.about == "Use")
+    assert first.text.startswith("Perhaps W=2: ")
+    assert first.text.endswith(said.ahead.recommendation.doubt)
+
+
+def test_a_cause_whose_interval_reaches_0_is_not_certain_and_has_no_remedy():
+    runs = at_speeds({1: [200, 300, 310], 2: [330, 440, 560]})
+    said = compute(ReportOptions(path="made up"), FoundStudies([Reading(runs, [])], [])).studies[0]
+    (why,) = said.why
+    assert said.accounts[-1].between[why.main][0] < 0
+    assert why.remedy == ""
+    lines = {line.about: line.text for line in answer(said, ReportOptions(path=""))}
+    assert "(not certainly)" in lines["Time"]
+    assert "Against the loss" not in lines.get("Next", "")
 
 
 def test_a_base_that_was_slow_throughout_is_told_by_an_efficiency_above_one():

@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from ddppo.study.measure.belief import odd_runs
 from ddppo.study.measure.speedup import study as compute_study
 from ddppo.study.page import curves, figures, html
 from ddppo.study.page.html import chapter
@@ -153,20 +154,12 @@ def test_a_bar_of_time_is_the_whole_iteration_and_its_ideal_is_the_efficiency():
 def test_an_odd_seed_is_labelled_in_the_figure_of_efficiency_and_named_with_its_folder():
     runs = planted.runs(planted.Truth(iterations=40), (1, 2, 4), 4)
     calm = compute_study(runs)
-    assert figures.odd_runs(calm) == []
+    assert odd_runs(calm) == []
     odd = next(run for run in runs if (run.world_size, run.seed) == (4, 2))
     runs[runs.index(odd)] = replace(odd, fps=0.6 * odd.fps, path="sweep/W4-odd")
     chart = figures.efficiency(compute_study(runs))
     assert ">seed 2</text>" in chart.svg()
     assert chart.caption.endswith("Odd: W=4, seed 2: W4-odd.")
-
-
-def test_an_odd_seed_that_is_no_reason_for_doubt_is_what_to_see_first():
-    runs = planted.runs(planted.Truth(iterations=40), (1, 2, 4), 3)
-    runs[-1] = replace(runs[-1], fps=0.93 * runs[-1].fps)
-    report, page = made(runs)
-    assert report.studies[0].doubts == []
-    assert "See first what differed in W=4, seed 2" in page
 
 
 def test_numbers_that_cannot_be_believed_have_their_reasons_first_and_no_cause_remedy_or_w():

@@ -11,10 +11,10 @@ from ddppo.study.explain.criteria import (
     PASS,
     UNCERTAIN,
     UNKNOWN,
-    not_faster,
     returns_agree,
     speedup_increases,
 )
+from ddppo.study.measure.growth import not_faster
 from ddppo.study.measure.speedup import study
 from tests.study.scaling_folders import make_run
 

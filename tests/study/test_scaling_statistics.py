@@ -136,3 +136,12 @@ def test_intervals_of_the_median_time_hold_it_in_at_least_95_of_100_cases(seeds)
     times = np.random.default_rng(seeds).exponential(size=(4000, seeds))
     found = [time_estimate(row.tolist()) for row in times]
     assert np.mean([f.low <= math.log(2) <= f.high for f in found]) >= 0.945
+
+
+def test_the_interval_of_positive_values_is_one_of_logarithms_and_stays_above_0():
+    found = estimate([72.0, 300.0, 310.0], positive=True)
+    assert found.median == 300.0
+    assert 0 < found.low < 72
+    assert estimate([72.0, 300.0, 310.0]).low < 0
+    doubled = estimate([144.0, 600.0, 620.0], positive=True)
+    assert (doubled.low, doubled.high) == pytest.approx((2 * found.low, 2 * found.high))

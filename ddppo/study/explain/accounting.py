@@ -72,6 +72,11 @@ class Account:
         """The cause with the largest share."""
         return max(self.shares, key=lambda cause: self.shares[cause])
 
+    def is_certain(self, cause: str) -> bool:
+        """Whether the share of a cause is above 0 with its whole interval; without an interval there is no doubt."""
+        low, _ = self.between[cause]
+        return not low <= 0
+
 
 @dataclass(frozen=True, slots=True)
 class Spent:

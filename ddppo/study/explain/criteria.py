@@ -10,7 +10,7 @@ import numpy as np
 
 from ddppo.statistics import CONFIDENCE, LEAST_SEEDS
 from ddppo.study.columns import percent
-from ddppo.study.measure.slow import standard_error
+from ddppo.study.measure.growth import LEAST_DF, growth
 from ddppo.study.measure.speedup import Study
 from ddppo.study.measure.statistics import difference, t_probability, t_quantile
 from ddppo.study.read.record import Run
@@ -18,8 +18,6 @@ from ddppo.study.read.record import Run
 PASS, FAIL, UNCERTAIN, UNKNOWN = "PASS", "FAIL", "NOT CERTAIN", "NOT MEASURED"
 _TELLS_NOTHING = math.log(10)  # width of an interval of log FPS
 _LEAST_INCREASE = 0.01  # of FPS from one W to the next
-_RUNS_DIFFER = 0.05  # assumed standard deviation of FPS over runs, relative, if there is one seed
-_LEAST_DF = 3  # of a deviation that is pooled over W
 _MOST_SEEDS = 200  # more are not asked for
 
 
@@ -45,7 +43,7 @@ def speedup_increases(study: Study) -> Criterion:
     """PASS if FPS certainly grows by more than 1 % from each W to the next; FAIL if it certainly does not grow at one.
 
     Certainty is by Welch's intervals of log FPS over seeds, which all hold at once in 95 % of studies (Bonferroni).
-    With one or two seeds it is as in `_growth`.
+    With one or two seeds it is as in `growth`.
     """
     name = "S(W) increases"
     if len(study.rows) < 2:
@@ -56,7 +54,7 @@ def speedup_increases(study: Study) -> Criterion:
     # Each W against the one before.
     unsure = []
     for before, row in pairwise(study.rows):
-        low, high = _growth(study, before.world_size, row.world_size, confidence)
+        low, high = growth(study, before.world_size, row.world_size, confidence)
         if high <= 0:
             crowd = f"{row.oversubscription:.3g} compute threads on each of {row.cores} cores"
             crowd = f" (W={row.world_size} puts {crowd})" if row.oversubscription > 1 else ""
@@ -72,48 +70,8 @@ def speedup_increases(study: Study) -> Criterion:
             unsure.append(f"W={row.world_size} {told}")
     if not unsure:
         return Criterion(name, PASS, reason)
-    return Criterion(name, UNCERTAIN, f"{reason}: {'; '.join(unsure)}; more seeds would tell")
-
-
-def _growth(study: Study, small: int, large: int, confidence: float) -> tuple[float, float]:
-    """Return the interval of log FPS(large) - log FPS(small).
-
-    From three seeds on it is Welch's. Two seeds do not tell how runs of one W differ (Student's t would give 9
-    deviations and more). Then that is taken from all W, if these have 3 degrees of freedom or more; else it is the
-    noise of iterations, and an assumed difference of 5 % between runs.
-    """
-    before, after = study.runs_at(small), study.runs_at(large)
-    slower, faster = ([math.log(run.fps) for run in runs] for runs in (before, after))
-    if min(len(slower), len(faster)) >= LEAST_SEEDS:
-        return difference(faster, slower, confidence)
-    middle = sum(faster) / len(faster) - sum(slower) / len(slower)
-    # The deviation of runs, pooled over W.
-    several = [
-        np.log([r.fps for r in runs]) for runs in map(study.runs_at, study.world_sizes) if len(runs) > 1
-    ]
-    df = sum(len(x) - 1 for x in several)
-    pooled = math.sqrt(sum(float(((x - x.mean()) ** 2).sum()) for x in several) / df) if df else 0.0
-    if df < _LEAST_DF:
-        pooled, df = max(pooled, _RUNS_DIFFER), 10_000
-    noise = [math.hypot(_noise(run), pooled) / len(runs) for runs in (before, after) for run in runs]
-    half = t_quantile(1 - (1 - confidence) / 2, df) * math.hypot(*noise)
-    return middle - half, middle + half
-
-
-def not_faster(study: Study) -> set[int]:
-    """Return the W that are certainly no faster than a smaller W, each by itself."""
-    found = set()
-    for i, row in enumerate(study.rows):
-        smaller = [before.world_size for before in study.rows[:i]]
-        if any(_growth(study, before, row.world_size, CONFIDENCE)[1] <= 0 for before in smaller):
-            found.add(row.world_size)
-    return found
-
-
-def _noise(run: Run) -> float:
-    """Return the relative standard error of a run's mean iteration; 0 if its iterations are unknown."""
-    t_iter = run.times["t_iter"].mean(axis=1) if "t_iter" in run.times else np.ones(1)
-    return standard_error(t_iter)[0] / float(t_iter.mean())
+    together = ", with intervals that all hold at once" if len(study.rows) > 2 else ""
+    return Criterion(name, UNCERTAIN, f"{reason}: {'; '.join(unsure)}{together}; more seeds would tell")
 
 
 def returns_agree(study: Study, *, relative: float, absolute: float | None = None) -> Criterion:
@@ -171,7 +129,7 @@ def _loss(
     low, high = difference(values, base, confidence)
     several = [np.array(of_w) for of_w in groups if len(of_w) > 1]
     df = sum(len(x) - 1 for x in several)
-    if math.isnan(low) or min(len(values), len(base)) >= LEAST_SEEDS or df < _LEAST_DF:
+    if math.isnan(low) or min(len(values), len(base)) >= LEAST_SEEDS or df < LEAST_DF:
         return low, high
     pooled = math.sqrt(sum(float(((x - x.mean()) ** 2).sum()) for x in several) / df)
     half = t_quantile(1 - (1 - confidence) / 2, df) * pooled * math.sqrt(1 / len(values) + 1 / len(base))

@@ -129,6 +129,12 @@ def _explained(study: Study, account: Account, *, first: bool) -> Explained:
     if main in ("slow", "communication") and row.oversubscription <= base.oversubscription and cured < 1.05:
         sentences.append(f"With that gone, efficiency would be about {percent(cured)}.")
     sentences += _unknown(account, row)
+    if not account.is_certain(main):
+        named = cause_name(main, study.rule)
+        sentences.append(
+            f"The interval of {named} reaches 0, so that no remedy is named: more seeds would tell."
+        )
+        return Explained(row.world_size, tuple(sentences), main)
     return Explained(row.world_size, tuple(sentences), main, f"Remedy: {_remedy(main, row, study)}.")
 
 

@@ -23,6 +23,7 @@ _BASE_ABOVE = 1.1  # an efficiency that is no longer taken for chance or for a s
 _BASE_SLOWER = 1.15  # in acting and in learning, than a line through the other W
 _OF_ONE_PHASE = 0.05  # the other phase does not differ by more: the gain has a cause that is seen
 _ODD, _ODD_CHANCE = 0.1, 0.01  # a run is odd if it is further from the others, in log FPS, and not by chance
+_APART = 2.0  # runs of one W that differ by this factor are no repeats, whatever the others do
 _OF_MIDDLE = 2.5  # a standard deviation, in deviations of the runs in the middle
 _DRIFT = 0.05  # change of speed over the whole sweep
 _AGAIN = "run the whole sweep again"
@@ -49,8 +50,8 @@ def doubts(study: Study) -> list[Doubt]:
     if outside:
         return outside
     # Runs whose own pace changed tell nothing of a drift from run to run.
-    pace = _pace(study)
-    inside = [*(pace or _order(study)), *_odd_runs(study)]
+    changed = change(study.runs)
+    inside = [*(_pace(study, changed) or _order(study)), *_odd(study, [each.run for each in changed])]
     return inside or _base(study)
 
 
@@ -160,9 +161,8 @@ def in_blocks(study: Study) -> bool | None:
 # -- What the runs themselves show.
 
 
-def _pace(study: Study) -> list[Doubt]:
+def _pace(study: Study, found: Sequence[Change]) -> list[Doubt]:
     """Runs whose iterations changed their pace, as iterations of the other runs did not."""
-    found = change(study.runs)
     if not found:
         return []
     by_w: dict[int, list[Change]] = {}
@@ -180,34 +180,49 @@ def _pace(study: Study) -> list[Doubt]:
     ]
 
 
-def _odd_runs(study: Study) -> list[Doubt]:
-    """Runs that are far from the others of their W."""
+def odd_runs(study: Study) -> list[Run]:
+    """Return the runs that are far from the others of their W, the furthest first; of two far seeds, both.
+
+    A run is far by a factor of 2; or by 10 %, and further than one of so many would be by chance in 1 % of studies.
+    """
     # The usual deviation of a run from the median of its W: pooled over W, without the furthest run of each.
     usual: list[float] = []
     for row in study.rows:
         usual += sorted(_off(row))[1:-1]
-    if not usual:
-        return []
-    # By chance, one of so many runs is further away than this in 1 % of studies: few others make that far.
-    deviations = t_quantile(1 - _ODD_CHANCE / 2 / len(study.runs), len(usual))
-    spread = _OF_MIDDLE * float(np.median(usual))
-    odd = []
+    # A few others that happen to agree make no run far.
+    least = math.inf
+    if usual:
+        deviations = t_quantile(1 - _ODD_CHANCE / 2 / len(study.runs), len(usual))
+        least = max(math.log1p(_ODD), deviations * _OF_MIDDLE * float(np.median(usual)))
+    odd: list[tuple[float, Run]] = []
     for row in study.rows:
-        runs = study.runs_at(row.world_size)
-        for i, (run, off) in enumerate(zip(runs, _off(row), strict=True)):
-            if len(runs) > 2 and off > math.log1p(_ODD) and off > deviations * spread:
-                odd.append((off, run, [other.fps for j, other in enumerate(runs) if j != i]))
+        if len(row.seeds) == 2:
+            logs = [math.log(fps) for fps in row.fps.values]
+            off, far = [abs(logs[1] - logs[0])] * 2, math.log(_APART)
+        else:  # one seed is its own median
+            off, far = _off(row), min(least, math.log(_APART))
+        odd += [(x, run) for x, run in zip(off, study.runs_at(row.world_size), strict=True) if x > far]
+    return [run for _, run in sorted(odd, key=lambda each: -each[0])]
+
+
+def _odd(study: Study, known: Sequence[Run]) -> list[Doubt]:
+    """Runs that are far from the others of their W, without those whose reason is `known`."""
+    odd = [run for run in odd_runs(study) if all(run is not each for each in known)]
     if not odd:
         return []
-    told = [
-        f"{_named(run)} made {run.fps:,.0f} steps/s where its other seeds made {min(x):,.0f} to {max(x):,.0f}"
-        for _, run, x in sorted(odd, key=lambda each: -each[0])[:3]
-    ]
+    told: list[str] = []
+    for run in odd:
+        others = sorted(each.fps for each in study.runs_at(run.world_size) if each is not run)
+        among = " to ".join(dict.fromkeys(f"{x:,.0f}" for x in (others[0], others[-1])))
+        seeds = "seeds" if len(others) > 1 else "seed"
+        if len(others) > 1 or not any(text.startswith(f"W={run.world_size},") for text in told):
+            told.append(f"{_named(run)} made {run.fps:,.0f} steps/s where its other {seeds} made {among}")
+    more = f"; and {len(told) - 3} more" if len(told) > 3 else ""
     return [
         Doubt(
             "run",
-            f"{'; '.join(told)}.",
-            f"Run {_these(run for _, run, _ in odd)} again and find what differed.",
+            f"{'; '.join(told[:3])}{more}.",
+            f"Run {_these(odd)} again and find what differed.",
         )
     ]
 

@@ -240,7 +240,7 @@ def _row(runs: list[Run], base: list[Run], slow: tuple[Slowness, ...]) -> Speedu
         threads=run.origin.threads_per_rank,
         cores=run.cores,
         oversubscription=_oversubscription(run),
-        fps=estimate(fps),
+        fps=estimate(fps, positive=True),
         speedup=speedup,
         efficiency=speedup.scaled(1 / relative),
         time_to_target=time_estimate(reach),

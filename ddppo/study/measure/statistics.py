@@ -1,6 +1,7 @@
 """How sure is a median over seeds? Medians with 95 % intervals.
 
-Intervals are Student's for one sample, Welch's for two, and order statistics for times of which some are +inf.
+Intervals are Student's for one sample, Welch's for two, both of the logarithms if values are positive, and order
+statistics for times of which some are +inf.
 """
 
 import math
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddppo.statistics import CONFIDENCE, LEAST_SEEDS, median
+
+_LARGEST_LOG = 700.0  # its exp is a float
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +70,20 @@ def difference(
     return middle - half, middle + half
 
 
-def estimate(values: Sequence[float]) -> SeedMedian:
-    """Return the median of `values`, one per seed, with Student's interval. NaN values are left out."""
+def estimate(values: Sequence[float], *, positive: bool = False) -> SeedMedian:
+    """Return the median of `values`, one per seed, with Student's interval; of logarithms if they are `positive`.
+
+    NaN values are left out.
+    """
     known = [v for v in values if not math.isnan(v)]
     if not known:
         return NOTHING
-    low, high = difference(known) if len(known) >= LEAST_SEEDS else (math.nan, math.nan)
+    if len(known) < LEAST_SEEDS:
+        low, high = math.nan, math.nan
+    elif positive:
+        low, high = (math.exp(min(x, _LARGEST_LOG)) for x in difference([math.log(v) for v in known]))
+    else:
+        low, high = difference(known)
     return SeedMedian(median(known), low, high, len(known), tuple(values))
 
 
@@ -109,6 +120,6 @@ def ratio(values: Sequence[float], base: Sequence[float], *, inverse: bool = Fal
     enough = values is not base and min(len(known), len(below)) >= LEAST_SEEDS
     if enough and all(0 < v < math.inf for v in (*known, *below)):
         logs = difference([sign * math.log(v) for v in known], [sign * math.log(v) for v in below])
-        low, high = (math.exp(min(d, 700.0)) for d in logs)
+        low, high = (math.exp(min(d, _LARGEST_LOG)) for d in logs)
     seeds = tuple((v / middle) ** sign if 0 < v < math.inf else math.nan for v in values)
     return SeedMedian((median(known) / middle) ** sign, low, high, min(len(known), len(below)), seeds)

@@ -11,7 +11,6 @@ from ddppo.study.explain.accounting import cause_name
 from ddppo.study.explain.criteria import FAIL, PASS, UNCERTAIN, Criterion
 from ddppo.study.explain.sentences import outside_training
 from ddppo.study.measure.speedup import SpeedupRow
-from ddppo.study.page.figures import odd_runs
 from ddppo.study.predict.recommend import Recommendation, RecommendedW
 from ddppo.study.report import ReportOptions, StudyReport
 
@@ -50,13 +49,16 @@ def _best(each: StudyReport, found: Recommendation, options: ReportOptions) -> t
     if c is None:
         return found.text(), ""
     kept, fastest = c.efficiency >= options.efficiency_floor, found.fastest
-    further = "" if kept else f"No larger W keeps an efficiency of {100 * options.efficiency_floor:g} %. "
+    floor = f"an efficiency of {100 * options.efficiency_floor:g} %"
+    further = "" if kept else f"No larger W keeps {floor}. "
     if fastest is not None and fastest.world_size != c.world_size:
         how = "is" if fastest.measured else "is predicted to be"
         times = f"{fastest.fps / base.fps.median:.3g} times, efficiency {percent(fastest.efficiency)}"
         further += f"The fastest {how} W={fastest.world_size}: {times}. "
     if c.world_size == base.world_size:
-        return f"W={c.world_size}: no larger W is worth it.", further.strip()
+        slower = all(o.seconds >= c.seconds for o in found.table if o.measured)
+        why = "no larger W is faster" if slower else f"no larger W that is faster keeps {floor}"
+        return f"W={c.world_size}: {why}.", further.strip()
     row = next((row for row in each.study.rows if row.world_size == c.world_size), None)
     between = "" if row is None or math.isnan(row.speedup.low) else f" ({_between(row)})"
     speed = f"{c.fps:,.0f} steps per second, {c.fps / base.fps.median:.3g} times those of W={base.world_size}{between}"
@@ -68,6 +70,8 @@ def _best(each: StudyReport, found: Recommendation, options: ReportOptions) -> t
     took = f"{what} {duration(c.seconds)}, at W={base.world_size} {duration(alone.seconds)}{_cost(c, alone)}."
     predicted = "" if c.measured else " This is predicted: measure it before you rely on it."
     text = f"W={c.world_size}: {speed}, efficiency {percent(c.efficiency)}."
+    if found.doubt:
+        text = f"Perhaps W={c.world_size}: {speed}. {found.doubt}"
     return text, f"{took} {further}{predicted}".strip()
 
 
@@ -94,7 +98,11 @@ def _time(each: StudyReport) -> list[AnswerLine]:
         named["slow"] = f"slow rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks[:4])}{more}"
     # The main cause, and the next one if it matters.
     ordered = sorted(account.shares, key=lambda cause: (cause != why.main, -account.shares[cause]))
-    told = [f"{percent(account.shares[c])} to {named[c]}" for c in ordered[:2] if account.shares[c] >= 0.02]
+    told = [
+        f"{percent(account.shares[c])} to {named[c]}{'' if account.is_certain(c) else ' (not certainly)'}"
+        for c in ordered[:2]
+        if account.shares[c] >= 0.02
+    ]
     lost = f"W={account.world_size} loses {percent(account.loss)} of an iteration"
     return [AnswerLine("Time", f"{lost}: {', '.join(told)}." if told else f"{lost}.")]
 
@@ -110,12 +118,13 @@ def _learning(found: Criterion) -> str:
 
 
 def _next(each: StudyReport) -> list[AnswerLine]:
-    """Return what to do next: about odd runs, against the main cause, and a larger W to measure."""
-    odd = [f"W={run.world_size}, seed {run.seed}" for run in odd_runs(each.study)[:3]]
-    texts = [f"See first what differed in {' and '.join(odd)}, far from the other seeds."] if odd else []
-    texts += [
+    """Return what to do next: against the main cause, and a larger W to measure."""
+    texts = [
         f"Against the loss: {why.remedy.removeprefix('Remedy: ')}" for why in each.why[-1:] if why.remedy
     ]
+    # A cause without a remedy is one that is not certain.
+    if each.why and each.why[-1].main and not texts:
+        texts.append("Run more seeds: these do not tell the causes.")
     # A larger W that is predicted to be faster, and was not chosen.
     found = each.ahead.recommendation
     if found is not None and found.chosen is not None:

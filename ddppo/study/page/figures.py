@@ -8,12 +8,13 @@ import numpy as np
 
 from ddppo.study.columns import duration, percent
 from ddppo.study.explain.accounting import Account, cause_name
+from ddppo.study.measure.belief import odd_runs
 from ddppo.study.measure.speedup import SpeedupRow, Study
 from ddppo.study.measure.statistics import SeedMedian
 from ddppo.study.page.chart import Axis, Chart, named, unit_of, workers
 from ddppo.study.predict.intervals import Prediction
 from ddppo.study.predict.outlook import Outlook
-from ddppo.study.read.record import PARTS, Run
+from ddppo.study.read.record import PARTS
 
 _PARTS = {
     "t_rollout": ("blue", "acting, stepping"),
@@ -32,10 +33,6 @@ _CAUSES = {
     "other": "grey",
     "unexplained": "ink",
 }
-_ODD, _ODD_DEVIATIONS = (
-    0.05,
-    6.0,
-)  # a seed is odd if it is further from the median of its W, relatively and in deviations
 
 
 # -- Speedup and efficiency.
@@ -88,19 +85,6 @@ def efficiency(study: Study) -> Chart:
     for run in odd:
         chart.note(run.world_size, seeds[run.world_size, run.seed], f"seed {run.seed}")
     return chart
-
-
-def odd_runs(study: Study) -> list[Run]:
-    """Return the runs whose FPS is far from the median of their W: by 5 %, and by 4 median absolute deviations.
-
-    The deviation is pooled over all W and seeds, so that three seeds suffice.
-    """
-    middles = {row.world_size: row.fps.median for row in study.rows if len(row.seeds) > 2}
-    runs = [run for run in study.runs if run.world_size in middles]
-    off = [abs(math.log(run.fps / middles[run.world_size])) for run in runs]
-    usual = float(np.median([x for x in off if x > 0] or [0.0]))
-    least = max(math.log1p(_ODD), _ODD_DEVIATIONS * usual)
-    return [run for run, x in zip(runs, off, strict=True) if x > least]
 
 
 def _caption(values: Iterable[SeedMedian]) -> str:

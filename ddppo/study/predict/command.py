@@ -11,6 +11,7 @@ from ddppo.errors import ConfigError, RunFolderError
 from ddppo.options import whole_numbers
 from ddppo.study.columns import aligned, whole
 from ddppo.study.measure.belief import doubts
+from ddppo.study.measure.growth import not_faster, perhaps_slower
 from ddppo.study.measure.pace import steady
 from ddppo.study.measure.speedup import study as compute_study
 from ddppo.study.predict.intervals import Prediction
@@ -65,7 +66,8 @@ def predict(options: PredictConfig, what_if: WhatIf) -> str:
         raise RunFolderError(f"{options.folder}: no usable run ({reasons})")
     runs, about_target = with_target(reading.runs, options.target_return)
     runs, left_out = steady(runs)
-    doubted = doubts(compute_study(runs))
+    study = compute_study(runs)
+    doubted = doubts(study)
     # 2. Fit and predict.
     model = fit(_fitted_to(runs, options.fit_on))
     sizes = _world_sizes(options.world_sizes, runs, model, what_if)
@@ -78,12 +80,14 @@ def predict(options: PredictConfig, what_if: WhatIf) -> str:
     # 4. How good the model is, and which W to use.
     if options.fit_on is None:
         ahead = outlook(
-            compute_study(runs),
+            study,
             what_if={},
             predict_to=None,
             cores_per_worker=None,
             efficiency_floor=options.efficiency_floor,
             price_per_worker_hour=options.price_per_worker_hour,
+            refused=not_faster(study),
+            unsure=perhaps_slower(study),
         )
         last = list(ahead.quality[1:])
         if ahead.recommendation is not None:

@@ -134,12 +134,14 @@ def outlook(
     efficiency_floor: float,
     price_per_worker_hour: float | None,
     refused: Collection[int] = (),
+    unsure: Collection[int] = (),
     doubted: bool = False,
 ) -> Outlook:
     """Fit the model (or, for runs without times, the scalability law), predict, and recommend a W.
 
-    refused: W that are not recommended. doubted: the speeds cannot be believed, so nothing is predicted, and no W is
-    recommended. Without `predict_to`, W up to twice the largest measured are predicted.
+    refused: W that are not recommended. unsure: W that may be slower than the smallest one. doubted: the speeds
+    cannot be believed, so nothing is predicted, and no W is recommended. Without `predict_to`, W up to twice the
+    largest measured are predicted.
 
     Raises ConfigError for a what_if that has no meaning or no effect.
     """
@@ -179,7 +181,7 @@ def outlook(
         usl=None if usl is None else usl.usl,
         cores_rule="" if model is None else model.cores_rule,
         recommendation=_recommendation(
-            study, as_measured, trusted, efficiency_floor, price_per_worker_hour, refused
+            study, as_measured, trusted, efficiency_floor, price_per_worker_hour, refused, unsure
         ),
         remarks=tuple(remarks),
     )
@@ -250,6 +252,7 @@ def _recommendation(
     floor: float,
     price: float | None,
     refused: Collection[int],
+    unsure: Collection[int],
 ) -> Recommendation | None:
     """Recommend a W among the measured ones and predictions up to twice the largest; None for a single W."""
     if len(study.rows) < 2:
@@ -265,6 +268,7 @@ def _recommendation(
         efficiency_floor=floor,
         price_per_worker_hour=price,
         refused=refused,
+        unsure=unsure,
     )
 
 

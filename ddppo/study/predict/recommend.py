@@ -42,6 +42,7 @@ class Recommendation:
     reasons: tuple[str, ...]  # sentences
     table: tuple[RecommendedW, ...]  # all W that were compared
     basis: str  # the meaning of `seconds`
+    doubt: str = ""  # a sentence if the chosen W may be slower than the smallest
 
     def text(self) -> str:
         return " ".join(self.reasons)
@@ -56,12 +57,14 @@ def recommend(
     efficiency_floor: float = 0.7,
     price_per_worker_hour: float | None = None,
     refused: Collection[int] = (),
+    unsure: Collection[int] = (),
 ) -> Recommendation:
     """Choose among the measured W and, if predictions are `trusted`, the predicted ones above the smallest W.
 
     Args:
         times: {W: seconds to the target, inf if most seeds never reached it}. A measured time decides over throughput.
         refused: W that are not recommended, because they are certainly no faster than a smaller W, or learn less.
+        unsure: W that may be slower than the smallest one. Such a W may be chosen, and then it is said.
 
     A predicted W is assumed to need as many environment steps as the nearest measured one. Under strong scaling that
     holds by construction; under weak scaling it does not, so only measured W are compared if there is a target. A
@@ -92,6 +95,12 @@ def recommend(
         table=tuple(table),
         basis="to the target (median over seeds)" if times else f"for {_steps(runs):,} environment steps",
     )
+    if chosen is not None and chosen.world_size in unsure:
+        base = f"W={measured[0].world_size}"
+        made = replace(
+            made,
+            doubt=f"It may be slower than {base}: run more seeds before you use it.",
+        )
     # The reasons.
     floor = f"an efficiency of {100 * efficiency_floor:g} %"
     why = f"is the fastest that keeps {floor}" if kept else f"is the fastest; no W keeps {floor}"
@@ -99,6 +108,8 @@ def recommend(
     if chosen is not best and best is not None:
         why = f"is as fast as W={best.world_size}, within {100 * _AS_FAST:g} %"
     reasons = _reasons(made, why, trusted=trusted and grows, by_throughput=not times)
+    if made.doubt:
+        reasons.insert(1, made.doubt)
     if refused:
         listed = ", ".join(map(str, sorted(refused)))
         reasons.append(
