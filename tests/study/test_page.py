@@ -9,6 +9,7 @@ import pytest
 from ddppo.study.measure.belief import odd_runs
 from ddppo.study.measure.speedup import study as compute_study
 from ddppo.study.page import curves, figures, html
+from ddppo.study.page.answer import answer
 from ddppo.study.page.html import chapter
 from ddppo.study.read.record import Reading
 from ddppo.study.read.selection import FoundStudies
@@ -239,3 +240,15 @@ def test_a_price_gives_costs_and_none_gives_none():
 )
 def test_times_are_said_in_the_unit_that_fits(seconds, said):
     assert html.tables.duration(seconds) == said
+
+
+def test_the_first_screen_says_what_is_predicted_what_w_1_is_missing_and_how_many_seeds_are_too_few():
+    runs = planted.runs(planted.Truth(iterations=40), (2, 4, 8), 1)
+    (each,) = made(runs)[0].studies
+    lines = {line.about: line for line in answer(each, ReportOptions(path=""))}
+    assert "against W=2 (W=1 was not measured)" in lines["Use"].text
+    assert "Run 3 seeds or more of each W" in lines["Next"].text
+    chosen = each.ahead.recommendation.chosen
+    assert ("are predicted" in lines["Use"].text, "Measure it" in lines["Use"].more) == (
+        not chosen.measured,
+    ) * 2

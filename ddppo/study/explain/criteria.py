@@ -114,7 +114,7 @@ def returns_agree(study: Study, *, relative: float, absolute: float | None = Non
     endings = {  # the worst first
         "below": (FAIL, f"below the {allowed}{hint}"),
         "beyond": (UNCERTAIN, f"beyond the {allowed}, but not clearly{power}"),
-        "alone": (UNCERTAIN, f"{allowed}: one seed does not tell how returns differ anyway"),
+        "alone": (UNCERTAIN, f"{allowed}: one seed does not show how much returns differ by chance"),
         "reaching": (UNCERTAIN, f"{allowed}, but the interval reaches beyond it{power}"),
         "within": (PASS, f"within the {allowed}"),
     }

@@ -6,6 +6,7 @@ If the numbers cannot be believed, the page shows the reasons first, and only th
 import math
 from dataclasses import dataclass
 
+from ddppo.statistics import LEAST_SEEDS
 from ddppo.study.columns import duration, percent
 from ddppo.study.explain.accounting import cause_name
 from ddppo.study.explain.criteria import FAIL, PASS, UNCERTAIN, Criterion
@@ -61,15 +62,17 @@ def _best(each: StudyReport, found: Recommendation, options: ReportOptions) -> t
         return f"W={c.world_size}: {why}.", further.strip()
     row = next((row for row in each.study.rows if row.world_size == c.world_size), None)
     between = "" if row is None or math.isnan(row.speedup.low) else f" ({_between(row)})"
-    speed = f"{c.fps:,.0f} steps per second, {c.fps / base.fps.median:.3g} times those of W={base.world_size}{between}"
+    how = "steps per second" if c.measured else "steps per second are predicted"
+    speed = f"{c.fps:,.0f} {how}, {c.fps / base.fps.median:.3g} times those of W={base.world_size}{between}"
     # A run to the target, or of as many steps.
     alone = next(choice for choice in found.table if choice.world_size == base.world_size)
     what = f"{found.basis.removeprefix('for ')} take"
     if each.study.row(base.world_size).time_to_target.count:
         what = f"A return of {each.study.target_return:g} takes"
     took = f"{what} {duration(c.seconds)}, at W={base.world_size} {duration(alone.seconds)}{_cost(c, alone)}."
-    predicted = "" if c.measured else " This is predicted: measure it before you rely on it."
-    text = f"W={c.world_size}: {speed}, efficiency {percent(c.efficiency)}."
+    predicted = "" if c.measured else "Measure it before you rely on it."
+    against = "" if base.world_size == 1 else f" against W={base.world_size} (W=1 was not measured)"
+    text = f"W={c.world_size}: {speed}, efficiency {percent(c.efficiency)}{against}."
     if found.doubt:
         text = f"Perhaps W={c.world_size}: {speed}. {found.doubt}"
     return text, f"{took} {further}{predicted}".strip()
@@ -118,13 +121,16 @@ def _learning(found: Criterion) -> str:
 
 
 def _next(each: StudyReport) -> list[AnswerLine]:
-    """Return what to do next: against the main cause, and a larger W to measure."""
+    """Return what to do next: seeds for intervals, the remedy against the main cause, a larger W to measure."""
     texts = [
         f"Against the loss: {why.remedy.removeprefix('Remedy: ')}" for why in each.why[-1:] if why.remedy
     ]
     # A cause without a remedy is one that is not certain.
     if each.why and each.why[-1].main and not texts:
         texts.append("Run more seeds: these do not tell the causes.")
+    elif few := [row.world_size for row in each.study.rows if len(row.seeds) < LEAST_SEEDS]:
+        some = "each W" if len(few) == len(each.study.rows) else f"W={', '.join(map(str, few))}"
+        texts.insert(0, f"Run {LEAST_SEEDS} seeds or more of {some}: fewer have no intervals.")
     # A larger W that is predicted to be faster, and was not chosen.
     found = each.ahead.recommendation
     if found is not None and found.chosen is not None:
