@@ -259,7 +259,7 @@ def test_the_paragraph_names_the_main_cause_the_rank_what_curing_it_gives_and_a_
     assert "50 % of the iteration (2 s) goes to waiting for rank 3" in words
     assert "whose rollouts took 2 times as long as the others'" in words
     assert "efficiency 50 %" in words
-    assert "efficiency would be about 100 %" in words
+    assert "Without that loss, efficiency would be about 100 %" in words
     assert "Remedy: find what slows rank 3 (other programs, its environments)" in words
 
 

@@ -127,7 +127,7 @@ def _explained(study: Study, account: Account, *, first: bool) -> Explained:
     # example), so that removing one would change another.
     cured = account.efficiency / max(1 - share, 1e-9)
     if main in ("slow", "communication") and row.oversubscription <= base.oversubscription and cured < 1.05:
-        sentences.append(f"Without {CAUSES[main]}, efficiency would be about {percent(cured)}.")
+        sentences.append(f"Without that loss, efficiency would be about {percent(cured)}.")
     sentences += _unknown(account, row)
     if not account.is_certain(main):
         named = cause_name(main, study.rule)
