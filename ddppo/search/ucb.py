@@ -93,8 +93,8 @@ class UCB:
 
         Args:
             noise_variance: of the value's error; None: unknown, and fitted.
-            covariate: a number by which values rise or fall along a line, whatever the point. Predictions are for the
-                mean covariate so far.
+            covariate: a number with which values rise or fall along a line, at every point alike.
+                Predictions are for the mean covariate so far.
 
         Raises ValueError for a wrong point or number.
         """

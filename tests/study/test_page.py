@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
@@ -83,6 +84,12 @@ def test_the_page_of_a_real_study_has_at_most_250_words_before_the_first_fold(na
     report = compute(options, read(options))
     page = html.page(report, [chapter(each) for each in report.studies])
     assert 60 <= len(words_unfolded(page)) <= 250
+
+
+def test_the_style_sheet_has_each_rule_of_the_first_screen_once_and_hides_in_print_what_is_for_the_screen():
+    style = (Path(html.__file__).parent / "templates" / "style.css").read_text()
+    assert style.count("\n.first {") == style.count("dl.answer {") == 1
+    assert ".up, .live { display: none }" in style.partition("@media print {")[2]
 
 
 def test_a_page_of_32_workers_and_five_seeds_is_small():

@@ -328,8 +328,8 @@ def _search(job: Job, options: OptimiseOptions, best: BestSoFar) -> tuple[int, b
                 if _learns(job, options)
                 else "at random"
             )
-            who = "1 worker" if number == 1 else f"{number} workers"
-            print(f"{who} rewrite{s} {how} for {long}; Ctrl-C ends it early", flush=True)
+            subject = "1 worker" if number == 1 else f"{number} workers"
+            print(f"{subject} rewrite{s} {how} for {long}; Ctrl-C ends it early", flush=True)
             return search(workers, best, job.rewriter, job.cost, budget, stop), stop.requested
 
 

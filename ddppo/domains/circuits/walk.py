@@ -186,7 +186,7 @@ def why_not(env: Mapping[str, Any]) -> str | None:
 def rewrites_of(rewriter: Rewriter, start: Circuit, places: NDArray[np.int32]) -> tuple[Circuit, Rewrites]:
     """Repeat rewrites in rows of (wire, place, rule): return the circuit that they lead to, and node and rule of each.
 
-    A row is a match whose first gate is gate number `place` on `wire`, counted from the start of the circuit.
+    The first gate of a match is gate number `place` on `wire`, counted from the start of the circuit.
     """
     circuit, rewrites = start.canonical(), []
     for wire, place, rule in places.tolist():

@@ -342,7 +342,7 @@ def _parsed(line: str) -> ApiCall | S3Command:
 
 
 def in_order_of_names(parsed: dict[str, Any], **_: Any) -> None:
-    """Sort the parameters of an answer. moto keeps them in a set of strings, whose order differs between processes."""
+    """Sort the parameters of an answer. moto's order is that of a set, and differs between processes."""
     parsed.get("Parameters", []).sort(key=lambda parameter: parameter["Name"])
 
 

@@ -31,7 +31,7 @@ class Criterion:
 
 
 def doubted(criterion: Criterion) -> Criterion:
-    """Return the criterion of a study whose speeds cannot be believed: neither PASS nor FAIL."""
+    """Return the criterion for speeds that cannot be believed: neither PASS nor FAIL."""
     if criterion.result == UNKNOWN:
         return criterion
     return replace(

@@ -145,7 +145,7 @@ def _ahead(found: SideBySide, outlooks: Sequence[Outlook]) -> str:
         if not check.within:
             predictions.append(f"not {topology} ({off})")
         elif predicted is None:
-            predictions.append(f"not {topology}, from whose W it cannot be predicted")
+            predictions.append(f"not {topology}: its W do not allow a prediction")
         else:
             between = f"{whole(predicted.fps_low)} to {whole(predicted.fps_high)}"
             predictions.append(f"{topology} {whole(predicted.fps)} steps/s ({between}; {off})")

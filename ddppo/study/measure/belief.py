@@ -23,7 +23,7 @@ _BASE_ABOVE = 1.1  # an efficiency that is no longer taken for chance or for a s
 _BASE_SLOWER = 1.15  # in acting and in learning, than a line through the other W
 _OF_ONE_PHASE = 0.05  # the other phase does not differ by more: the gain has a cause that is seen
 _ODD, _ODD_CHANCE = 0.1, 0.01  # a run is odd if it is further from the others, in log FPS, and not by chance
-_APART = 2.0  # runs of one W that differ by this factor are no repeats, whatever the others do
+_APART = 2.0  # runs of one W that differ by this factor are no repeats of one another
 _OF_MIDDLE = 2.5  # a standard deviation, in deviations of the runs in the middle
 _DRIFT = 0.05  # change of speed over the whole sweep
 _AGAIN = "run the whole sweep again"
@@ -49,7 +49,7 @@ def doubts(study: Study) -> list[Doubt]:
     outside = [*_overlap(study), *_machines(study)]
     if outside:
         return outside
-    # Runs whose own pace changed tell nothing of a drift from run to run.
+    # A run that changed its pace within itself tells nothing of a drift from run to run.
     changed = change(study.runs)
     inside = [*(_pace(study, changed) or _order(study)), *_odd(study, [each.run for each in changed])]
     return inside or _base(study)
@@ -120,7 +120,7 @@ def _machines(study: Study) -> list[Doubt]:
 
 
 def _apart(found: dict[int, set[str]]) -> tuple[int, int] | None:
-    """Return the first two W whose sets have nothing in common."""
+    """Return the first two W with sets that have nothing in common."""
     pairs = combinations(sorted(found), 2)
     return next(((a, b) for a, b in pairs if found[a] and found[b] and not found[a] & found[b]), None)
 
@@ -162,7 +162,7 @@ def in_blocks(study: Study) -> bool | None:
 
 
 def _pace(study: Study, found: Sequence[Change]) -> list[Doubt]:
-    """Runs whose iterations changed their pace, as iterations of the other runs did not."""
+    """Runs with iterations that changed their pace, where those of other runs kept it."""
     if not found:
         return []
     by_w: dict[int, list[Change]] = {}
@@ -206,7 +206,7 @@ def odd_runs(study: Study) -> list[Run]:
 
 
 def _odd(study: Study, known: Sequence[Run]) -> list[Doubt]:
-    """Runs that are far from the others of their W, without those whose reason is `known`."""
+    """Runs that are far from the others of their W. Runs with a reason already, in `known`, are left out."""
     odd = [run for run in odd_runs(study) if all(run is not each for each in known)]
     if not odd:
         return []
