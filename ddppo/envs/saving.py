@@ -7,6 +7,7 @@ be saved, and `saver_of` chooses one.
 
 import abc
 import enum
+import functools
 import hashlib
 import io
 import json
@@ -39,6 +40,7 @@ _MAGIC = b"ddppo-state-1\n"
 _SIZE = struct.Struct("<Q")
 _BLOB = "\0blob"  # key of a reference: [number or hash] for bytes, [number or hash, "array"] for an array
 _PLAIN = (type(None), bool, int, float, str)
+_JSON = json.JSONEncoder(separators=(",", ":"))
 _WORTH = 65_536  # bytes from which a byte string is stored beside the states
 
 
@@ -50,7 +52,7 @@ def packed(state: Any, beside: dict[str, bytes] | None = None) -> bytes:
     blobs: list[bytes] = []
     plain = _without_blobs(state, blobs, beside)
     # The format: magic bytes, then the header and each blob with its size before it.
-    head = json.dumps([len(blobs), plain], separators=(",", ":")).encode()
+    head = _JSON.encode([len(blobs), plain]).encode()
     parts = [_MAGIC]
     for part in (head, *blobs):
         parts += [_SIZE.pack(len(part)), part]
@@ -88,10 +90,21 @@ def _without_blobs(value: Any, blobs: list[bytes], beside: dict[str, bytes] | No
         return {_BLOB: [_put(value, blobs, beside)]}
     # An array is a blob in the npy format, which needs no pickle.
     if type(value) is np.ndarray and not value.dtype.hasobject:
-        file = io.BytesIO()
-        np.lib.format.write_array(file, value, allow_pickle=False)
-        return {_BLOB: [_put(file.getvalue(), blobs, beside), "array"]}
+        order = "F" if value.flags.f_contiguous and not value.flags.c_contiguous else "C"
+        content = _npy_header(value.dtype, value.shape, order == "F") + value.tobytes(order)
+        return {_BLOB: [_put(content, blobs, beside), "array"]}
     raise TypeError(f"a {type(value).__name__} cannot be saved in a state")
+
+
+@functools.lru_cache(1024)  # a checkpoint of many environments has the same few headers for each of them
+def _npy_header(dtype: np.dtype, shape: tuple[int, ...], fortran_order: bool) -> bytes:
+    """Return what `np.lib.format.write_array` writes before the numbers."""
+    file = io.BytesIO()
+    descr = np.lib.format.dtype_to_descr(dtype)
+    np.lib.format.write_array_header_1_0(
+        file, {"descr": descr, "fortran_order": fortran_order, "shape": shape}
+    )
+    return file.getvalue()
 
 
 def _put(blob: bytes, blobs: list[bytes], beside: dict[str, bytes] | None) -> int | str:

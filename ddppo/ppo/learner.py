@@ -5,6 +5,7 @@ chosen once before the first iteration (loop/compute.py): `EagerStep` below, `Co
 torch.compile) or `CppStep` (cpp/learner.py). All three compute the same.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping
@@ -161,9 +162,9 @@ class Learner:
         if model.state_size and config.sequence_length is not None:
             self.num_sequences = shape.rollout_steps // config.sequence_length
         self.step: EpochStep = EagerStep(self)
-        # Beside an accelerator, a thread draws the minibatches of the next iteration while the device computes.
-        self._planner = ThreadPoolExecutor(1) if self.parameters.device.type != "cpu" else None
-        self._planned: tuple[int, Future[list[EpochPlan]]] | None = None  # of which iteration
+        # Beside an accelerator, threads draw the minibatches of the next iteration, an epoch each, while it computes.
+        self._planner = ThreadPoolExecutor(4) if self.parameters.device.type != "cpu" else None
+        self._planned: tuple[int, list[Future[EpochPlan]]] | None = None  # of which iteration
 
     def update(self, rollout: Rollout, iteration: int, progress: float) -> Update:
         """Learn from the rollout of `iteration`; `progress` in [0, 1) is the share of total_steps done before it.
@@ -323,17 +324,18 @@ class Learner:
         """Return this rank's units in the order of every epoch."""
         shape, planned = self._shape_of_units, self._planned
         is_drawn = planned is not None and planned[0] == iteration
-        plan = planned[1].result() if planned is not None and is_drawn else self._whole_plan(iteration)
+        epochs = range(self.config.num_epochs)
+        if planned is not None and is_drawn:
+            plan = [epoch.result() for epoch in planned[1]]
+        else:
+            plan = [local_minibatches(self.seed, iteration, epoch, shape, self.rank) for epoch in epochs]
         if self._planner is not None:
-            self._planned = iteration + 1, self._planner.submit(self._whole_plan, iteration + 1)
+            draw = functools.partial(local_minibatches, self.seed, iteration + 1, shape=shape, rank=self.rank)
+            self._planned = iteration + 1, [self._planner.submit(draw, epoch) for epoch in epochs]
         if not self.num_sequences and len(rollout.rewards) < shape.rollout_steps:
             # ddp_preempt ended this rollout early: the same minibatches, without the samples that are missing.
             plan = [of_first(rollout.rewards.numel(), *epoch) for epoch in plan]
         return plan
-
-    def _whole_plan(self, iteration: int) -> list[EpochPlan]:
-        shape, epochs = self._shape_of_units, range(self.config.num_epochs)
-        return [local_minibatches(self.seed, iteration, epoch, shape, self.rank) for epoch in epochs]
 
     def _batch(self, rollout: Rollout, estimates: Estimates, *, apart: bool) -> MinibatchSource:
         batch = self._source(rollout, estimates, apart=apart)

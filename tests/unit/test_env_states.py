@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import io
 import random
 import re
 import time
@@ -168,6 +169,21 @@ def test_a_state_in_bytes_comes_back_as_it_was(value):
     else:
         assert found == value
         assert repr(found) == repr(value)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.zeros(()), np.arange(6.0).reshape(2, 3), np.asfortranarray(np.arange(6).reshape(2, 3)), np.arange(6)[::2],
+        np.arange(24).reshape(2, 3, 4).transpose(1, 0, 2), np.array(["ab", "c"]), np.zeros((0, 3), np.float32),
+        np.zeros(2, dtype=[("a", "<f4"), ("b", "i8", (2,))]), np.array(3, ">i4"), np.zeros((1, 5), order="F"),
+    ],
+    ids=lambda x: f"{x.dtype.str}{x.shape}",
+)  # fmt: skip
+def test_an_array_is_stored_as_the_npy_file_that_numpy_writes(array):
+    file = io.BytesIO()
+    np.lib.format.write_array(file, array, allow_pickle=False)
+    assert packed(array).endswith(file.getvalue())
 
 
 def test_what_is_large_in_several_states_is_held_once_beside_them():
