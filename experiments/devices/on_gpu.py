@@ -8,6 +8,7 @@ time, so that one that hangs ends itself alone. Parts of the first line compare 
 machine; those of the second are timed, and run one after another. With device=cpu the script rehearses itself.
 """
 
+import itertools
 import json
 import os
 import shutil
@@ -409,23 +410,20 @@ def _timed(m, part, name, *of, limit_s=120):
 def profile(m):
     """Where does the time of an iteration go: which kernels, how long the GPU is busy, what the host calls?"""
     found = {}
-    for compiles in ("off", "torch"):
-        of = (
-            "env=quadruped",
-            "env.num_envs=4096",
-            "ppo.total_steps=3000000",
-            "log.profile_iterations=3",
-            *NO_EVAL,
-        )
-        run = _timed(m, "profile", f"quadruped, compile={compiles}", *of, f"compile={compiles}")
+    tasks = {"quadruped": ("env.num_envs=4096", "ppo.total_steps=3000000"),
+             "cartpole_device": ("env.num_envs=16384", "ppo.total_steps=10000000")}  # fmt: skip
+    for task, compiles in itertools.product(tasks, ("off", "torch")):
+        of = (f"env={task}", *tasks[task], "log.profile_iterations=3", *NO_EVAL)
+        name = f"{task}, compile={compiles}"
+        run = _timed(m, "profile", name, *of, f"compile={compiles}")
         if not run:
             continue
         folder = Path(run["folder"]) / "profile"
-        found[compiles] = run
+        found[name] = run
         if not (folder / "trace.json").exists():
             continue
-        shutil.copy(folder / "where_the_time_goes.md", m.out / f"where_the_time_goes_{compiles}.md")
-        found[compiles]["trace"] = trace = summed(
+        shutil.copy(folder / "where_the_time_goes.md", m.out / f"where_the_time_goes_{task}_{compiles}.md")
+        found[name]["trace"] = trace = summed(
             json.loads((folder / "trace.json").read_text())["traceEvents"]
         )
         for kind, rows in trace.items():
