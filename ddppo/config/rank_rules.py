@@ -3,12 +3,14 @@
 `layout` and `batch_shape` are read everywhere: which rank steps, acts and learns, and how large a rollout is.
 """
 
+import itertools
+import math
 from dataclasses import replace
 from typing import Any
 
 from ddppo.algorithms.known import algorithm_name, algorithm_setting
 from ddppo.config.settings import Config, DistSettings
-from ddppo.device import BACKENDS, takes_accelerator
+from ddppo.device import BACKENDS, accelerators, takes_accelerator
 from ddppo.distributed.topologies.contract import Layout, Sizes
 from ddppo.distributed.topologies.known import find
 from ddppo.errors import ConfigError
@@ -122,12 +124,15 @@ def check_own_pace(config: Config) -> None:
 
 
 _DEFAULT_SHARDS = 8
+# The most weights of a layer in C++. Beyond, the weights, their packed copy and the gradient no longer fit into the
+# cache of a core, and torch is faster (experiments/growth).
+MOST_WEIGHTS = 2**19
 
 
 def num_shards(config: Config) -> int:
-    """Return V, the number of shards in which the batch is computed; 0 with dist.reduction=fast. Raises ConfigError."""
+    """Return V, the number of shards in which the batch is computed; 0 if sums are not ordered. Raises ConfigError."""
     dist, num_envs = config.dist, config.env.num_envs
-    if dist.reduction == "fast":
+    if not is_ordered(config):
         if dist.shards is not None:
             raise ConfigError(
                 f"dist.shards={dist.shards} has no effect with dist.reduction=fast: set dist.reduction=ordered, or "
@@ -135,7 +140,7 @@ def num_shards(config: Config) -> int:
             )
         return 0
     # Equal shards of the environments, and equally many shards for each rank.
-    shards = _DEFAULT_SHARDS if dist.shards is None else dist.shards
+    shards = _usual_shards(config) if dist.shards is None else dist.shards
     setting = f"dist.reduction=ordered with dist.shards={shards}"
     if num_envs % shards:
         raise ConfigError(
@@ -150,48 +155,101 @@ def num_shards(config: Config) -> int:
     return shards
 
 
+def _usual_shards(config: Config) -> int:
+    if config.dist.reduction == "ordered":
+        return _DEFAULT_SHARDS
+    return math.gcd(config.env.num_envs, _DEFAULT_SHARDS)
+
+
+def is_ordered(config: Config) -> bool:
+    """Return whether sums have an order that does not depend on W: dist.reduction=ordered, or auto if it is cheap."""
+    return config.dist.reduction == "ordered" or (
+        config.dist.reduction == "auto" and why_fast(config) is None
+    )
+
+
+def why_fast(config: Config) -> str | None:
+    """Return why dist.reduction=auto adds up in no fixed order, as part of a sentence; None if it does.
+
+    It does where a C++ step is likely, whose rows do not depend on their neighbours. The answer follows from the
+    settings, and from whether this machine has an accelerator that device=auto takes.
+    """
+    dist = config.dist
+    model: Any = config.model
+    if dist.shards is not None:  # asks for it
+        return None
+    if (objection := _objection(config)) is not None:
+        return objection.partition(" with dist.reduction")[0]
+    if config.compile not in ("auto", "on"):
+        return f"compile={config.compile}"
+    if model.name != "mlp":
+        return f"model.name={model.name} is computed in PyTorch"
+    for key, usual in {"memory": "none", "squash": "none", "log_std": "parameter"}.items():
+        if (value := getattr(model, key)) != usual:
+            return f"model.{key}={value} is computed in PyTorch"
+    if model.activation in ("silu", "gelu"):
+        return f"model.activation={model.activation} is computed in PyTorch"
+    if max(map(math.prod, itertools.pairwise(model.hidden_sizes)), default=0) > MOST_WEIGHTS:
+        return f"model.hidden_sizes={list(model.hidden_sizes)} is faster in PyTorch"
+    if config.ppo.losses or config.ppo.learning_rates:
+        return "ppo.losses" if config.ppo.losses else "ppo.learning_rates"
+    if dist.threads_per_rank not in (None, 1):
+        return f"dist.threads_per_rank={dist.threads_per_rank}"
+    if config.env.backend == "device" or (config.device != "cpu" and accelerators()[1]):
+        return "it computes on an accelerator"
+    if (shards := _usual_shards(config)) % dist.world_size:
+        parts = f"{shards} parts of env.num_envs={config.env.num_envs}"
+        return f"dist.world_size={dist.world_size} does not divide the {parts}"
+    return None
+
+
 def check_ordered(config: Config) -> None:
     """Raise ConfigError for settings with which the bits of results would depend on W."""
-    # Each of these makes a sum, or a random stream, depend on how environments are divided among ranks.
+    is_asked_for = config.dist.reduction == "ordered" or config.dist.shards is not None
+    if is_asked_for and config.dist.reduction != "fast" and (objection := _objection(config)) is not None:
+        raise ConfigError(objection)
+
+
+def _objection(config: Config) -> str | None:
+    """Return the setting that makes a sum, or a random stream, depend on how environments are divided among ranks."""
     dist, ppo = config.dist, config.ppo
-    if dist.reduction == "fast":
-        return
     ordered = "with dist.reduction=ordered"
     if dist.topology != "ddp":
-        raise ConfigError(
+        return (
             f"distributed={dist.topology} {ordered}: only equal workers own shards: use distributed=ddp, or "
             "dist.reduction=fast"
         )
     if config.scaling.rule == "weak":
-        raise ConfigError(
+        return (
             f"scaling=weak {ordered}: the batch would grow with W: use scaling=strong, or dist.reduction=fast"
         )
     if dist.grad_sync != "auto":
-        raise ConfigError(
+        return (
             f"dist.grad_sync={dist.grad_sync} {ordered}, which sums gradients of shards in its own order: leave "
             "it out"
         )
     if takes_accelerator(config.device) or dist.collective in BACKENDS.values():
         is_device = takes_accelerator(config.device)
         what = f"device={config.device}" if is_device else f"dist.collective={dist.collective}"
-        raise ConfigError(f"{what} {ordered}, which works on CPUs only: use device=cpu")
+        return f"{what} {ordered}, which works on CPUs only: use device=cpu"
     if (name := algorithm_name(config)) != "ppo":
         why = (
             "whole episodes are not computed in shards"
             if name == "grpo"
             else "only PPO is computed in shards"
         )
-        raise ConfigError(f"{algorithm_setting(config)} {ordered}: {why}: use dist.reduction=fast")
+        return f"{algorithm_setting(config)} {ordered}: {why}: use dist.reduction=fast"
     if ppo.normalize_advantages == "local":
-        raise ConfigError(
+        return (
             f"ppo.normalize_advantages=local {ordered}: moments of one rank depend on W: use "
             "ppo.normalize_advantages=global"
         )
     if config.env.backend == "gym_vector" and not (config.env.is_ale or config.env.is_envpool):
-        raise ConfigError(
+        return (
             f"env.backend=gym_vector {ordered}: its environments share one random stream, so they depend on how many "
             "a rank steps: use env.backend=auto"
         )
+    return None
 
 
 def _either(n: int) -> str:

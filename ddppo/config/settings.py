@@ -46,15 +46,15 @@ class DistSettings:
         choices=("auto", "ddp", "flat"),
     )
     reduction: str = setting(
-        "fast",
-        "order of floating-point sums: fast (results at different W agree to rounding), ordered (the same"
-        " bits at every W that divides dist.shards; CPUs only, slower; docs/ordered.md)",
-        choices=("fast", "ordered"),
+        "auto",
+        "order of floating-point sums: ordered (the same bits at every W that divides dist.shards; CPUs only), fast "
+        "(results at different W agree to rounding), auto (ordered where the step is in C++; docs/ordered.md)",
+        choices=("auto", "ordered", "fast"),
     )
     shards: int | None = setting(
         None,
         "reduction=ordered: number of shards V of the environments; each is computed separately, and V "
-        "alone decides the order of sums. Divides env.num_envs. null is 8",
+        "alone decides the order of sums. Divides env.num_envs. null is 8; with auto 8, 4, 2 or 1",
         low=1,
     )
     bucket_cap_mb: float | None = setting(

@@ -130,6 +130,7 @@ def load_config(path: Path) -> Config:
         section.setdefault("collective", section.pop("backend"))
     if isinstance(section, DictConfig):
         section.pop("max_world_size", None)  # distributed=single set it; the command checks that now
+        section.setdefault("reduction", "fast")  # the only one there was
         if section.get("topology") == "env_workers_hetero":  # a preset of env_workers now
             section["topology"] = "env_workers"
             section["env_shares"] = section.get("env_shares") or [0]

@@ -19,7 +19,7 @@ from ddppo.algorithms.known import algorithm_name, algorithm_setting
 from ddppo.collectives.group import Group
 from ddppo.collectives.meeting import Wanted, meet
 from ddppo.collectives.peers import OwnPace, leave_word, note_met
-from ddppo.config.rank_rules import layout
+from ddppo.config.rank_rules import is_ordered, layout
 from ddppo.config.settings import Config
 from ddppo.device import (
     BACKENDS,
@@ -57,9 +57,9 @@ THREADS_PAY_FROM = 1_000_000_000
 def computing_ranks(config: Config, first: int, num_ranks: int) -> list[int]:
     """Return those of the ranks first, first + 1, ... that need the run's device: they act or learn.
 
-    With dist.reduction=ordered all ranks compute on CPUs, and none needs it.
+    With ordered sums all ranks compute on CPUs, and none needs it.
     """
-    if config.dist.reduction == "ordered":
+    if is_ordered(config):
         return []
     roles = layout(config)
     ranks = range(first, min(first + num_ranks, config.dist.world_size))
@@ -154,11 +154,11 @@ def cores_per_rank(local_world_size: int) -> int:
 def threads_per_rank(config: Config, local_world_size: int, work: int) -> int:
     """Return the number of torch's CPU threads on one rank: dist.threads_per_rank, or by default its cores or 1.
 
-    It is its cores if a minibatch has enough work for them. With dist.reduction=ordered it is 1, because sums depend on
+    It is its cores if a minibatch has enough work for them. With ordered sums it is 1, because sums depend on
     the number of threads. torch's own default, all cores of the machine on every rank, makes ranks compete for cores.
     `work` is the number of multiplications by weights in a rank's minibatch.
     """
-    enough = work >= THREADS_PAY_FROM and config.dist.reduction == "fast"
+    enough = work >= THREADS_PAY_FROM and not is_ordered(config)
     return config.dist.threads_per_rank or (cores_per_rank(local_world_size) if enough else 1)
 
 

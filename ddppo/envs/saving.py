@@ -90,8 +90,10 @@ def _without_blobs(value: Any, blobs: list[bytes], beside: dict[str, bytes] | No
         return {_BLOB: [_put(value, blobs, beside)]}
     # An array is a blob in the npy format, which needs no pickle.
     if type(value) is np.ndarray and not value.dtype.hasobject:
-        order = "F" if value.flags.f_contiguous and not value.flags.c_contiguous else "C"
-        content = _npy_header(value.dtype, value.shape, order == "F") + value.tobytes(order)
+        is_fortran = value.flags.f_contiguous and not value.flags.c_contiguous
+        content = _npy_header(value.dtype, value.shape, is_fortran) + value.tobytes(
+            "F" if is_fortran else "C"
+        )
         return {_BLOB: [_put(content, blobs, beside), "array"]}
     raise TypeError(f"a {type(value).__name__} cannot be saved in a state")
 

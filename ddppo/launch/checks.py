@@ -245,7 +245,7 @@ def _check_networks(
 
         loss_warning = check_losses(config.ppo.losses, spec, config.model, dtype)
     warnings = [x for x in (model_warning, algorithm_warning, loss_warning) if x is not None]
-    if warnings and shape.num_shards:
+    if warnings and config.dist.reduction == "ordered":
         raise ConfigError(f"dist.reduction=ordered: {warnings[0]}; or use dist.reduction=fast")
     return warnings
 

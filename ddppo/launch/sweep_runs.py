@@ -17,6 +17,7 @@ from typing import IO, Any
 
 from omegaconf import OmegaConf
 
+from ddppo.config.rank_rules import is_ordered
 from ddppo.config.settings import Config
 from ddppo.config.stored import in_effect
 from ddppo.errors import ConfigError, RunFolderError, StorageError
@@ -97,7 +98,11 @@ def is_complete(run_dir: Path, config: Config) -> bool:
 
 def differences(one: Config, other: Config) -> list[str]:
     """Return the settings in which two configurations describe different runs, as `key=before, now after`."""
-    before, after = _flat(in_effect(one)), _flat(in_effect(other))
+    before, after = (
+        # What dist.reduction=auto came to: older runs know fast and ordered only.
+        _flat(in_effect(config)) | {"dist.reduction": "ordered" if is_ordered(config) else "fast"}
+        for config in (one, other)
+    )
     keys = sorted((before.keys() | after.keys()) - _OF_NO_ACCOUNT)
     return [
         f"{key}={before.get(key)}, now {after.get(key)}" for key in keys if before.get(key) != after.get(key)

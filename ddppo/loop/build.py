@@ -28,7 +28,7 @@ from ddppo.distributed.topologies.known import find
 from ddppo.envs.make import choose_backend
 from ddppo.envs.meaning import differences
 from ddppo.envs.probing.probe import probe
-from ddppo.errors import ConfigError, RunFolderError, in_one_line
+from ddppo.errors import ConfigError, RunFolderError, TrainingError, in_one_line
 from ddppo.models.cnn import images_in
 from ddppo.plugins import imported
 from ddppo.ppo.cpp.network import why_not_cpp
@@ -45,6 +45,14 @@ def build(config: Config, group: Group, device: torch.device) -> RankContext:
     dtype = getattr(torch, config.dtype)
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     topology_spec = find(config.dist.topology)
+
+    if config.dist.reduction == "auto" and config.dist.topology == "ddp":
+        ordered = group.gather(torch.tensor([shape.num_shards], dtype=torch.float64)).flatten().tolist()
+        if (other := next((rank for rank, x in enumerate(ordered) if x != ordered[0]), None)) is not None:
+            raise TrainingError(
+                f"dist.reduction=auto: ranks 0 and {other} are on machines of which one has an accelerator that "
+                f"device={config.device} takes: set device=cpu, or dist.reduction=fast"
+            )
 
     # 2. The task: probing it gives its spaces. A topology may prescribe the backend; else env.backend=auto is settled
     #    here, by the number of environments and of cores.
@@ -150,6 +158,7 @@ def _derived(context: RankContext, topology: Topology, local_world_size: int) ->
         "roles": [context.layout.role(rank).name for rank in range(group.world_size)],  # by rank
         "collective": group.name,  # the implementation of collectives
         "grad_sync": topology.sync.name if topology.learners.world_size > 1 else "none",
+        "sums": _sums(context.config, context.shape.num_shards),
     }
     if context.env_config.backend == "device":
         # By which value a truncated episode is bootstrapped.
@@ -160,6 +169,15 @@ def _derived(context: RankContext, topology: Topology, local_world_size: int) ->
     if context.has_whole_episodes:
         derived["whole_episodes"] = True  # a rollout is one episode of each environment
     return derived
+
+
+def _sums(config: Config, num_shards: int) -> str:
+    """Return whether results depend on W, and why."""
+    if num_shards:
+        *others, last = (str(w) for w in range(1, num_shards + 1) if num_shards % w == 0)
+        return f"ordered: the same bits at W = {', '.join(others)}{' and ' * bool(others)}{last}"
+    why = rank_rules.why_fast(config) if config.dist.reduction == "auto" else None
+    return "fast: results at other W agree to rounding" + (f" ({why})" if why else "")
 
 
 # -- How far a run is.

@@ -10,17 +10,18 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from ddppo.algorithms.build import build_networks
+from ddppo.algorithms.build import algorithm_class, build_networks
 from ddppo.collectives.group import gather_bytes
 from ddppo.config.settings import Config
 from ddppo.device import check_dtype, resolve
+from ddppo.distributed.gradient_sync import FlatParameters
 from ddppo.distributed.topologies.base import RankContext, Topology
 from ddppo.distributed.topologies.known import find
 from ddppo.envs.make import make_eval_env
@@ -39,9 +40,10 @@ from ddppo.errors import (
     own_traceback,
 )
 from ddppo.files import move_aside, stored
-from ddppo.models.actor_critic import ActorCritic, raw_dtype
+from ddppo.models.actor_critic import MLP, ActorCritic, flat_obs, raw_dtype
 from ddppo.models.distributions import ActionDistribution
 from ddppo.plugins import added, imported
+from ddppo.ppo.cpp.network import CppNetwork, why_not_cpp
 from ddppo.ppo.normalization import ObsNormalizer
 from ddppo.ppo.rollout import RolloutCollector
 from ddppo.processes.signals import StopRequest
@@ -98,6 +100,8 @@ class Policy:
     model: ActorCritic
     normalizer: ObsNormalizer | None
     spec: EnvSpec
+    # The model in C++, where a run learns in C++: there the action for an observation does not depend on the others.
+    network: CppNetwork | None = None
 
     def memory(self, num_envs: int) -> PolicyMemory | None:
         """Return the memory at the start of episodes; None for a model without memory."""
@@ -136,6 +140,9 @@ class Policy:
 
         x = each(tensor, self.spec.obs, obs)
         inputs = x if self.normalizer is None else self.normalizer(x)
+        if self.network is not None:
+            rows = flat_obs(inputs, self.spec, parameter.dtype).contiguous()
+            return self.network.policy(rows, rows.new_empty(len(rows), self.network.num_params))
         if memory is None:
             return self.model.action_params(inputs)
         params, _, memory.state = self.model.step(inputs, memory.state)
@@ -179,7 +186,12 @@ def load_policy(config: Config, state: dict[str, Any]) -> Policy:
     if "obs_moments" in state:
         normalizer = ObsNormalizer(spec.obs, device, dtype)
         normalizer.load(state["obs_moments"])
-    return Policy(model, normalizer, spec)
+    network = None
+    learns_by_ppo = algorithm_class(config).learner_class is not None
+    if learns_by_ppo and type(model) is MLP and why_not_cpp(config, model, device, "flat") is None:
+        network = CppNetwork(model, spec, FlatParameters(model).vector)
+        network.refresh()
+    return Policy(model, normalizer, spec, network)
 
 
 # -- Playing episodes.
@@ -348,8 +360,9 @@ def evaluator_of(spec: EnvSpec) -> type[Evaluator]:
 # -- Evaluation of a run: its ranks share the episodes, and all ranks get all scores.
 #
 # Episodes are divided into L = len(eval_ranks) * num_shards chunks; chunk c holds the episodes c, c + L, c + 2 L, ...,
-# and each rank that evaluates plays its num_shards chunks one after another. With dist.reduction=ordered, L is the same
-# at any W: each chunk is a batch of its own, so that every episode has the same bits at any W.
+# and each rank that evaluates plays its num_shards chunks one after another. With ordered sums in PyTorch, L is the
+# same at any W: each chunk is a batch of its own, so that every episode has the same bits at any W. In C++ it has them
+# anyway, and a rank has one chunk.
 
 
 _MAX_EVAL_ENVS = 64  # side by side on a rank
@@ -366,11 +379,12 @@ class RunEvaluator:
         # The ranks that play episodes. They hold the parameters; and they act in training, if they play in its
         # environments, with the help of the others.
         self.eval_ranks = list(context.eval_ranks)
+        self._network: CppNetwork | None = None
         self._topology: Topology | None = None
         if self.evaluator.in_training_envs:
             self._topology = context.topology
             self.eval_ranks = [rank for rank in context.eval_ranks if context.layout.role(rank).acts]
-        # Chunks of each of them; 1 but for dist.reduction=ordered.
+        # Chunks of each of them; 1 but for ordered sums in PyTorch.
         self.num_shards = context.shape.local_num_shards
         self.best: dict[
             str, float
@@ -382,6 +396,11 @@ class RunEvaluator:
             self._kept_for = max(evals.final_episodes, evals.episodes if evals.every_steps else 0)
         # time_to_target_s and steps_to_target of the first evaluation that reached target_return; {} before.
         self.target: dict[str, float] = {}
+
+    def use_cpp(self, network: CppNetwork) -> None:
+        """Act in C++, where an episode has the same bits whichever episodes are beside it: one chunk for each rank."""
+        self._network, self.num_shards = network, 1
+        self.evaluator.policy = replace(self.evaluator.policy, network=network)
 
     def close(self) -> None:
         """Close the environments that evaluations kept."""
@@ -459,6 +478,8 @@ class RunEvaluator:
     ) -> Scores:
         """Play episodes 0 to num_episodes - 1 on the ranks that evaluate, and return all scores on all ranks."""
         evaluator, num_episodes = self.evaluator, self.evaluator.num_episodes(num_episodes)
+        if self._network is not None:
+            self._network.refresh()
 
         # 1. This rank's episodes.
         chunks = [chunk for chunk in self._local_chunks(num_episodes) if chunk]

@@ -44,6 +44,7 @@ from ddppo.loop.env_messages import make_env_messages
 from ddppo.loop.evaluation import RunEvaluator
 from ddppo.loop.iteration import Loop
 from ddppo.plugins import imported
+from ddppo.ppo.cpp.learner import CppStep
 from ddppo.ppo.losses import statistic_names
 from ddppo.processes import limits
 from ddppo.processes.signals import StopRequest, end_of_time, stop_signals_kill
@@ -168,6 +169,8 @@ class Rank:
         try:
             # Eager PyTorch, torch.compile or C++: chosen once, alike on all ranks.
             choose_compute(self.context, self.progress)
+            if isinstance(step := getattr(self.context.topology.learner, "step", None), CppStep):
+                self.evaluator.use_cpp(step.network)
             if self.group.rank == 0:
                 recorder = self._open_recorder()
             loop = self._begin(recorder)

@@ -2,7 +2,7 @@
 
 LINES = {
     "dist.reduction=odered": "did you mean ordered?",
-    "dist.shards=4": "has no effect with dist.reduction=fast: set dist.reduction=ordered",
+    "dist.reduction=fast dist.shards=4": "has no effect with dist.reduction=fast: set dist.reduction=ordered",
     "dist.reduction=ordered dist.shards=0": "must be at least 1",
     "dist.reduction=ordered dist.shards=3": "set dist.shards to 1, 2, 4 or 8, or env.num_envs to a multiple of 3",
     "dist.reduction=ordered env.num_envs=4": "dist.shards=8: shards are equal parts of env.num_envs=4 environments",

@@ -108,7 +108,7 @@ def _why_none(config: Config) -> str | None:
         f"resume={config.resume}": config.resume is not None,
         f"init_from={config.init_from}": config.init_from is not None,
         f"on_nonfinite={config.on_nonfinite}": config.on_nonfinite != "stop",
-        f"dist.reduction={dist.reduction}": dist.reduction != "fast",
+        "dist.reduction=ordered": dist.reduction == "ordered",
         "dist.grad_sync=ddp": dist.grad_sync == "ddp",
         f"dist.on_lost={dist.on_lost}": dist.on_lost != "stop",
         f"{config.training.section}.rollouts_per_update": config.training.rollouts_per_update is not None,

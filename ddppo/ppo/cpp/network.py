@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from ddppo import native
+from ddppo.config.rank_rules import MOST_WEIGHTS
 from ddppo.config.settings import Config
 from ddppo.models.actor_critic import MLP, ActorCritic, Obs, flat_obs, is_asymmetric
 from ddppo.models.distributions import num_noise
@@ -27,9 +28,6 @@ KINDS = (
     "multi_binary",
     "box",
 )
-# The most weights of a layer. Beyond, the weights, their packed copy and the gradient no longer fit into the cache of a
-# core, and torch is faster (experiments/growth).
-_MOST_WEIGHTS = 2**19
 _POINTER, _INT, _DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 
 
@@ -70,14 +68,14 @@ def why_not_native(model: ActorCritic, device: torch.device) -> str | None:
     if model.activation not in _ACTIVATIONS:
         return f"model.activation={model.activation} is none of {', '.join(_ACTIVATIONS)}"
     if is_faster_in_torch(model):
-        return f"a layer has more than {_MOST_WEIGHTS:,} weights, which torch multiplies faster"
+        return f"a layer has more than {MOST_WEIGHTS:,} weights, which torch multiplies faster"
     if device.type != "cpu":
         return f"C++ computes on CPUs, and device is {device.type}"
     return native.why_not()
 
 
 def is_faster_in_torch(model: ActorCritic) -> bool:
-    return max(p.numel() for p in model.parameters()) > _MOST_WEIGHTS
+    return max(p.numel() for p in model.parameters()) > MOST_WEIGHTS
 
 
 def rows_are_independent(network: "CppNetwork", obs: torch.Tensor) -> bool:
