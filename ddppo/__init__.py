@@ -22,11 +22,11 @@ _COMMANDS = ("evaluate", "train")  # modules here, functions of the same names i
 
 
 class _Command(ModuleType):
-    """The module of a command. If it is called like a function, it names the function to call."""
+    """The module of a command. Called like a function, it is the function of that name in ddppo.api."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         name = self.__name__.rpartition(".")[2]
-        raise TypeError(f"{self.__name__} is the command's module, no function: from ddppo.api import {name}")
+        return getattr(importlib.import_module("ddppo.api"), name)(*args, **kwargs)
 
 
 # While ddppo.train imports its modules, Ctrl-C ends it without a traceback. Its main() makes Ctrl-C an exception again.

@@ -23,10 +23,11 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
+from ddppo.config.settings import CALLER
 from ddppo.config.stored import escaped
 from ddppo.errors import (
     AfterTrainingError,
@@ -45,6 +46,9 @@ from ddppo.processes.forking import ForkedProcess, ForkServer, ForkServerLost, h
 from ddppo.processes.signals import ends_without_waiting, stop_signals_raise
 from ddppo.records.progress_display import FRAME_BEGINS, FRAMES
 from ddppo.terminal import unbroken_streams
+
+if TYPE_CHECKING:
+    from ddppo.records.callbacks import CallbackServer
 
 __all__ = ["Summary", "evaluate", "train"]
 
@@ -73,8 +77,11 @@ class Summary(dict[str, Any]):
 RunFolder = str | os.PathLike[str] | Summary
 
 
-def train(overrides: Sequence[str] = ()) -> Summary:
+def train(overrides: Sequence[str] = (), *, callbacks: Sequence[Any] = ()) -> Summary:
     """Train as `python -m ddppo.train <overrides>` does, show its output, and return its summary.
+
+    callbacks: objects with methods on_iteration, on_evaluation, on_checkpoint or on_end, or functions, which are called
+    after every iteration. They stay in this program, and get a ddppo.records.callbacks.LiveRun (docs/callbacks.md).
 
     Raises ConfigError for a mistake, before anything starts; TrainingError if the run fails; KeyboardInterrupt if it is
     interrupted, once the iteration under way is saved.
@@ -86,7 +93,12 @@ def train(overrides: Sequence[str] = ()) -> Summary:
             raise ConfigError(f"{word}: train takes settings, key=value; flags are for python -m ddppo.train")
         if word.partition("=")[0].lstrip("+") == "hydra.mode":
             raise ConfigError(f"{word}: train starts one run; python -m ddppo.train -m starts several")
-    return Summary.read(_run_folder_of(list(overrides)))
+    if not callbacks:
+        return Summary.read(_run_folder_of(list(overrides)))
+    from ddppo.records.callbacks import CallbackServer
+
+    with closing(CallbackServer(callbacks)) as called:
+        return Summary.read(_run_folder_of(list(overrides), called))
 
 
 def evaluate(run: RunFolder | Sequence[RunFolder], **options: Any) -> dict[str, Any]:
@@ -141,7 +153,7 @@ _REMADE = {
 _of_thread = threading.local()  # held: the fork server of a thread
 
 
-def _run_folder_of(overrides: list[str]) -> Path:
+def _run_folder_of(overrides: list[str], called: "CallbackServer | None" = None) -> Path:
     """Run the command with these settings to its end and return the run folder. Raises as `train` does."""
     with tempfile.TemporaryDirectory(prefix="ddppo-") as folder:
         # 1. Write the request, and run the process to its end.
@@ -149,7 +161,7 @@ def _run_folder_of(overrides: list[str]) -> Path:
         write_json(file, {"overrides": overrides, "path": [path or os.getcwd() for path in sys.path]})
         shown = view()
         try:
-            code = _run_process(file, shown)
+            code = _run_process(file, shown, called)
         except ForkServerLost as e:
             raise TrainingError(f"the process that runs are forked from {e}") from None
         finally:
@@ -167,10 +179,12 @@ def _run_folder_of(overrides: list[str]) -> Path:
     return Path(answer["run_dir"])
 
 
-def _run_process(file: Path, shown: "View") -> int:
+def _run_process(file: Path, shown: "View", called: "CallbackServer | None") -> int:
     """Start the process, follow it and return its exit code. The process does not outlive an exception here."""
     server = _server()
     environ = {name: value for name, value in os.environ.items() if name not in _OF_TORCHRUN} | shown.environ
+    if called is not None:
+        environ[CALLER] = called.path
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     # Each stream is a pipe from the run to `shown`, or the terminal itself, which the run then draws on.
@@ -187,7 +201,7 @@ def _run_process(file: Path, shown: "View") -> int:
             for ours, theirs in ends:
                 if ours is not None:
                     os.close(theirs)
-        return _follow(process, server, dict(pipes))
+        return _follow(process, server, dict(pipes), called)
     except BaseException:
         server.close()
         raise
@@ -196,17 +210,26 @@ def _run_process(file: Path, shown: "View") -> int:
             os.close(ours)
 
 
-def _follow(process: ForkedProcess, server: ForkServer, pipes: dict[int, Callable[[bytes], None]]) -> int:
-    """Show the output of a process until it has ended; return its exit code.
+def _follow(
+    process: ForkedProcess,
+    server: ForkServer,
+    pipes: dict[int, Callable[[bytes], None]],
+    called: "CallbackServer | None",
+) -> int:
+    """Show the output of a process, and call the callbacks, until it has ended; return its exit code.
 
     Interrupts are passed on: the first lets the run save and end, the second ends it, the third is raised here at once.
     """
     interrupts = 0
     while True:
         try:
-            waits = [*pipes, *([server.fileno()] if process.returncode is None else [])]
+            calls = [] if called is None else called.filenos()
+            waits = [*pipes, *calls, *([server.fileno()] if process.returncode is None else [])]
             ready = select.select(waits, [], [], _POLL_S)[0]
             printed = [fd for fd in ready if fd in pipes]
+            if called is not None:
+                for fd in set(ready) & set(calls):
+                    called.handle(fd)
             for fd in printed:
                 if text := os.read(fd, _MOST):
                     pipes[fd](text)

@@ -182,6 +182,28 @@ def _check_target(config: Config) -> None:
             f"target_return={config.target_return} is never compared: no evaluation is configured; "
             "set eval.every_steps or eval.final_episodes"
         )
+    _check_stops(config)
+
+
+def _check_stops(config: Config) -> None:
+    """Check that evaluations take place from which a run may end early, and the form of run.callbacks."""
+    run, every = config.run, config.eval.every_steps
+    if run.stop_at_target and config.target_return is None:
+        raise ConfigError("run.stop_at_target=true needs target_return, the evaluation return to be reached")
+    for key, is_set in (("stop_at_target", run.stop_at_target), ("patience", run.patience is not None)):
+        if is_set and not every:
+            raise ConfigError(
+                f"run.{key}={str(getattr(run, key)).lower()} is never compared without evaluations during training: "
+                "set eval.every_steps"
+            )
+    for each in run.callbacks:
+        path = each.get("path") if isinstance(each, dict) else each
+        module, _, attribute = path.partition(":") if isinstance(path, str) else ("", "", "")
+        if not (module and attribute):
+            raise ConfigError(
+                f"run.callbacks=[{each}]: must be an import path like my_pkg.early:Early, or one with arguments, "
+                "{path: my_pkg.early:Early, patience: 3}"
+            )
 
 
 def check_memory(config: Config, shape: BatchShape) -> None:

@@ -5,6 +5,7 @@ in ddppo/distributed/topologies/settings.py. The meanings are the text of --help
 """
 
 import functools
+import os
 from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Any, ClassVar
 
@@ -24,6 +25,8 @@ from ddppo.errors import ConfigError
 from ddppo.plugins import added, imported
 from ddppo.scaling import BatchShape
 from ddppo.spaces import EnvSpec
+
+CALLER = "DDPPO_CALLER"  # environment variable: the socket of a program that called train(callbacks=...)
 
 
 @dataclass(slots=True)
@@ -281,6 +284,23 @@ class RunConfig:
         above=0,
         high=10_000_000,
     )
+    stop_at_target: bool = setting(
+        False,
+        "complete the run as soon as the mean return of an evaluation reaches target_return: the final evaluation "
+        "follows, whatever is left of total_steps",
+    )
+    patience: int | None = setting(
+        None,
+        "complete the run after so many evaluations in a row without a new best mean return; a resumed run counts on. "
+        "null never does",
+        low=1,
+    )
+    callbacks: list[Any] = setting(
+        meaning="code of your own that is called while the run trains, and may stop it, save it or set a coefficient: "
+        "import paths of functions and classes, or with arguments {path: my_pkg.early:Early, patience: 3} "
+        "(docs/callbacks.md)",
+        factory=list,
+    )
     requeue_exit_code: int = setting(
         75,
         "exit code after SIGTERM, SIGUSR1, SIGUSR2 or run.max_minutes if there is a checkpoint to "
@@ -288,6 +308,11 @@ class RunConfig:
         low=0,
         high=255,
     )
+
+    @property
+    def has_callbacks(self) -> bool:
+        """Whether rank 0 calls callbacks: those of `callbacks`, or of a program that called ddppo.api.train."""
+        return bool(self.callbacks) or CALLER in os.environ
 
 
 @dataclass(slots=True)

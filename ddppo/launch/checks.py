@@ -80,9 +80,11 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
             f"dist.min_workers={config.dist.min_workers} has no effect in a SLURM job: SLURM starts its ranks on the "
             "nodes of the job: leave it out"
         )
-    # 5. Metrics of the user's own, trackers, and the cores or GPUs of this machine.
+    # 5. Metrics and callbacks of the user's own, trackers, and the cores or GPUs of this machine.
     if config.log.metrics:
         import_functions(config.log.metrics)
+    if config.run.callbacks:
+        imported("ddppo.records.callbacks:import_callbacks")(config.run.callbacks)
     machine_warning = None
     if local_world_size is not None:
         check_installed(config.log.trackers)

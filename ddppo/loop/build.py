@@ -8,7 +8,7 @@ parameters of another one.
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +193,9 @@ class TrainState:
     compiled_from: int | None = (
         None  # the first iteration in C++ or compiled by torch; None while all are eager
     )
+    ended: dict[str, Any] = field(
+        default_factory=dict
+    )  # why it is complete early (records/endings.py); else {}
 
 
 # -- Comparing ranks. Every rank holds a copy of the parameters, and all copies must be equal.

@@ -29,7 +29,7 @@ from ddppo.loop.build import TrainState
 from ddppo.loop.env_messages import NoMessages
 from ddppo.loop.env_states import Environments, size_of, what_is_large
 from ddppo.loop.evaluation import RunEvaluator
-from ddppo.records import checkpoint
+from ddppo.records import checkpoint, endings
 from ddppo.records.metrics import IterationReport
 from ddppo.terminal import warn
 
@@ -109,10 +109,11 @@ class Checkpointer:
         return {
             "config": self._config_yaml,
             "spaces": context.spec.spaces,
-            **dataclasses.asdict(self._progress),  # iteration, env_steps, wall_s, compiled_from
+            **dataclasses.asdict(self._progress),  # iteration, env_steps, wall_s, compiled_from, ended
             "window": [list(episode) for episode in self._window],
             "best": self._evaluator.best,
             "target": self._evaluator.target,
+            "evals_without_best": self._evaluator.evals_without_best,
             "sampler": context.sampler.state(),
             "program": context.topology.state(),  # "program": its name in files of before
             "options": context.sampler.eval_options(),
@@ -170,6 +171,8 @@ class Checkpointer:
             self._restored_environments = {"missing": why}
         progress.iteration, progress.env_steps = state["iteration"], state["env_steps"]
         progress.wall_s, progress.compiled_from = state["wall_s"], state.get("compiled_from")
+        ending = state.get("ended", {})
+        progress.ended = ending if endings.holds(context.config, ending) else {}
         if (report := state.get("unrecorded")) is not None:
             self.unrecorded = IterationReport(**{**report, "rank_metrics": tuple(report["rank_metrics"])})
             self._environments_at_end = state["environments"]

@@ -396,6 +396,9 @@ class RunEvaluator:
             self._kept_for = max(evals.final_episodes, evals.episodes if evals.every_steps else 0)
         # time_to_target_s and steps_to_target of the first evaluation that reached target_return; {} before.
         self.target: dict[str, float] = {}
+        # Of the last evaluation: its mean return, and how many in a row brought no new best.
+        self.last_mean = math.nan
+        self.evals_without_best = 0
 
     def use_cpp(self, network: CppNetwork) -> None:
         """Act in C++, where an episode has the same bits whichever episodes are beside it: one chunk for each rank."""
@@ -413,6 +416,7 @@ class RunEvaluator:
         lost or damaged, the best scores are forgotten, so that the next evaluation writes a new one.
         """
         self.best, self.target, is_there = state["best"], state["target"], False
+        self.evals_without_best = state.get("evals_without_best", 0)
         if self.group.rank == 0:
             is_there = _best_is_there(folder, self.best.get("env_steps"))
         if not self.group.gather(torch.tensor([is_there], dtype=torch.float64))[0].item():
@@ -452,6 +456,7 @@ class RunEvaluator:
         # The best policy so far, by mean return. Scores are equal on all ranks, and so is this decision.
         mean = metrics["eval/return_mean"]
         is_best = not self.best or mean > self.best["return_mean"]
+        self.last_mean, self.evals_without_best = mean, 0 if is_best else self.evals_without_best + 1
         if is_best:
             self.best = {k.removeprefix("eval/"): v for k, v in metrics.items()}
             self.best["env_steps"] = env_steps

@@ -13,6 +13,7 @@ import dataclasses
 import json
 import math
 import sys
+from typing import Any
 
 import torch
 
@@ -20,7 +21,7 @@ from ddppo.algorithms.task_sampler import EpisodeResults
 from ddppo.collectives.group import gather_bytes
 from ddppo.device import peak_memory
 from ddppo.distributed.topologies.base import Collected, RankContext
-from ddppo.errors import CollectiveError, EvaluationFailed
+from ddppo.errors import CollectiveError, EvaluationFailed, TrainingError
 from ddppo.loop.build import TrainState, fingerprint
 from ddppo.loop.checkpointer import Checkpointer
 from ddppo.loop.env_messages import NoMessages
@@ -29,6 +30,7 @@ from ddppo.package import command
 from ddppo.plugins import imported
 from ddppo.ppo.rollout import EpisodeOutcome, OwnWriter, outcome_metrics
 from ddppo.processes.signals import StopRequest
+from ddppo.records import checkpoint, endings
 from ddppo.records.metrics import USER_PREFIX, IterationReport
 from ddppo.records.profiling import NullProfiler
 from ddppo.records.recorder import NullRecorder, Recorder
@@ -73,6 +75,10 @@ class Loop:
             self._rollout_writer = writer_class(
                 context, checkpointer.run_dir, progress.iteration, progress.env_steps
             )
+        self._callbacks: Any = None  # of the user, run.callbacks; else nothing of them is imported
+        if context.config.run.has_callbacks:
+            callbacks_class = imported("ddppo.records.callbacks:Callbacks")
+            self._callbacks = callbacks_class(context.config, context.group, checkpointer.run_dir)
         self.failed: list[dict[str, str]] = []  # steps after training that failed, for summary.json
         self.lost: CollectiveError | None = None  # a rank was lost in the final evaluation
 
@@ -80,7 +86,9 @@ class Loop:
         """Return how it ended: completed or stopped."""
         config, progress, saver = self.context.config, self.progress, self._checkpointer
         total_steps = config.training.total_steps
-        if progress.env_steps >= total_steps:  # a resumed run that lacks only its final evaluation or summary
+        if (
+            progress.env_steps >= total_steps or progress.ended
+        ):  # resumed: it lacks its final evaluation or summary
             return self._finish(saver.unrecorded, stop)
         next_eval = _next_multiple(progress.env_steps, config.eval.every_steps)
         next_save = _next_multiple(progress.env_steps, config.checkpoint.every_steps)
@@ -92,6 +100,7 @@ class Loop:
             if progress.env_steps >= total_steps or requests.finish:
                 self.context.sampler.conclude()
                 report = self._recorder.add_task_metrics(report, messages)
+                self._call_back("on_iteration", report)
                 if config.eval.final_episodes:
                     with self.clock.checkpoint():
                         saver.save_before_evaluation(report)
@@ -99,20 +108,36 @@ class Loop:
                 self._recorder.record(report, None, is_last=True)
                 self._save()
                 saver.writer.wait()
-                return "completed"
+                return self._end("completed", report)
 
             # Between iterations: evaluate, record, save, each when it is due. `requests` are the same on all ranks.
-            if progress.env_steps >= next_eval and not requests.stop:
+            is_evaluated = progress.env_steps >= next_eval and not requests.stop
+            if is_evaluated:
                 report = self._evaluate_between(report)
                 next_eval = _next_multiple(progress.env_steps, config.eval.every_steps)
-            self._recorder.record(report, messages, is_last=False)
+            report = self._recorder.add_task_metrics(report, messages)
+            self._recorder.record(report, None, is_last=False)
             saver.writer.check()
-            if requests.stop or requests.save or progress.env_steps >= next_save:
+            asked = self._call_back("on_iteration", report)
+            if is_evaluated and any(name.startswith("eval/") for name in report.global_metrics):
+                progress.ended = endings.by_evaluation(
+                    config, self._evaluator.last_mean, self._evaluator.evals_without_best
+                )
+                asked = {**asked, **self._call_back("on_evaluation", report)}
+            if "stop" in asked and not progress.ended:
+                progress.ended = endings.by_callback(asked["stop"])
+            if progress.ended and not requests.stop:
+                return self._finish_early(report, stop)
+            if requests.stop or requests.save or "save" in asked or progress.env_steps >= next_save:
                 self._save()
                 next_save = _next_multiple(progress.env_steps, config.checkpoint.every_steps)
+                asked = self._call_back("on_checkpoint", report)
+                if "stop" in asked and not requests.stop:
+                    progress.ended = endings.by_callback(asked["stop"])
+                    return self._finish_early(report, stop)
             if requests.stop:
                 saver.writer.wait()
-                return "stopped"
+                return self._end("stopped", report)
 
     def iterate(self, stop: StopRequest) -> tuple[IterationReport, list[bytes], LoopRequests]:
         """Do one iteration. All ranks begin it with equal parameters and end it with equal parameters.
@@ -278,7 +303,8 @@ class Loop:
     def _finish(self, report: IterationReport | None, stop: StopRequest) -> str:
         """Evaluate after training, which is complete and saved; record and save the scores. Return how the run ended.
 
-        report: of the last iteration; None if an earlier start recorded it, and only the evaluation is repeated.
+        report: of the last iteration; None if an earlier start recorded it, and only the evaluation is repeated. If the
+        run ended early, it is recorded already, with an evaluation of its own.
         """
         progress, num_episodes = self.progress, self.context.config.eval.final_episodes
         no_rank_metrics: tuple[dict[str, float], ...] = ({},) * self.context.shape.world_size
@@ -294,16 +320,76 @@ class Loop:
             # A rank was lost in its episodes, or hangs. With dist.on_lost=restart new ranks evaluate again.
             self._note_failure(str(e))
             self.lost = e
-        if report is None:
+        if report is None or progress.ended:
             self._recorder.set_final_evaluation(scores)
         else:
             metrics = {**report.global_metrics, **scores.global_metrics}
             self._recorder.record(dataclasses.replace(report, global_metrics=metrics), None, is_last=True)
+        if report is not None:
             self._checkpointer.writer.check()
             if not self.failed:
                 self._checkpointer.save_after_evaluation()
         self._checkpointer.writer.wait()
-        return "stopped" if is_cut_short else "completed"
+        before = {} if report is None else report.global_metrics
+        last = dataclasses.replace(report or scores, global_metrics={**before, **scores.global_metrics})
+        if scores.global_metrics:
+            self._call_back("on_evaluation", last, is_trained=True)
+        self._call_back("on_checkpoint", last, is_trained=True)
+        return self._end("stopped" if is_cut_short else "completed", last)
+
+    def _finish_early(self, report: IterationReport, stop: StopRequest) -> str:
+        """Complete the run before total_steps: save it with the reason, then evaluate it. `report` is recorded."""
+        self.context.sampler.conclude()
+        with self.clock.checkpoint():
+            self._checkpointer.save_before_evaluation(report)
+        return self._finish(report, stop)
+
+    def _end(self, status: str, report: IterationReport) -> str:
+        """Call callbacks once more, and return how the run ended."""
+        if self.lost is None:
+            self._call_back("on_end", report, status=status, is_trained=status == "completed")
+        return status
+
+    # -- Callbacks.
+
+    def _call_back(
+        self, hook: str, report: IterationReport, *, status: str = "running", is_trained: bool = False
+    ) -> dict[str, Any]:
+        """Call a hook of the user's callbacks on rank 0; return on all ranks what they ask for. Takes no training time.
+
+        Raises TrainingError on all ranks if a callback raised, once the run is saved. In a run that is trained and
+        saved, it is a failure after training.
+        """
+        if self._callbacks is None:
+            return {}
+        checkpoint_path = None
+        with self.clock.excluded():
+            if hook == "on_checkpoint":
+                self._checkpointer.writer.wait()
+                checkpoint_path = checkpoint.last(self._checkpointer.run_dir / "checkpoints")
+            asked: dict[str, Any] = self._callbacks.call(
+                hook,
+                {
+                    "iteration": report.iteration,
+                    "env_steps": report.env_steps,
+                    "wall_s": report.wall_s,
+                    "status": status,
+                    "metrics": {name: float(x) for name, x in report.scalars().items()},
+                    "checkpoint": None if checkpoint_path is None else str(checkpoint_path),
+                },
+            )
+        if (error := asked.get("error")) is None:
+            return asked
+        if is_trained:
+            again = command("ddppo.train", f"resume={self._checkpointer.run_dir}")
+            self.failed.append({"step": f"the callback {hook}", "why": error, "command": again})
+            return {}
+        if hook != "on_checkpoint":
+            self._save()
+        self._checkpointer.writer.wait()
+        raise TrainingError(
+            f"{error}. The run is saved; once the callback is mended, go on with resume={self._checkpointer.run_dir}"
+        )
 
     def _note_failure(self, why: str, trace: str = "") -> None:
         """Note that the final evaluation failed, with the command that repeats it."""

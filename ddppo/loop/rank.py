@@ -47,7 +47,7 @@ from ddppo.plugins import imported
 from ddppo.ppo.cpp.learner import CppStep
 from ddppo.ppo.losses import statistic_names
 from ddppo.processes import limits
-from ddppo.processes.signals import StopRequest, end_of_time, stop_signals_kill
+from ddppo.processes.signals import StopRequest, end_of_time, is_over, stop_signals_kill
 from ddppo.records import checkpoint
 from ddppo.records.profiling import make_profiler
 from ddppo.records.recorder import NullRecorder, Recorder, ResumePoint
@@ -136,6 +136,7 @@ class Rank:
             run_dir, self.context, self.progress, self.evaluator, self.reporter.window
         )
         self.is_cut_short = False
+        self._stop_signal: int | None = None  # that ended the loop
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint's state; call it before `run`."""
@@ -178,6 +179,7 @@ class Rank:
             gc.freeze()
             stop.listen()  # from here on a stop signal ends the loop after the iteration, with a checkpoint
             status = loop.run(stop)
+            self._stop_signal = stop.signal
             self.is_cut_short = status == "stopped"
         except BaseException as e:
             with suppress(Exception):  # a second fault would hide the first
@@ -242,6 +244,7 @@ class Rank:
                 best=self.evaluator.best,
                 target=self.evaluator.target,
                 failed=failed,
+                ending=self.progress.ended or self._time_over(status),
             )
         finally:
             gc.unfreeze()
@@ -249,6 +252,13 @@ class Rank:
                 self.context.topology.finish()
             self.evaluator.close()
             self.context.topology.close()
+
+    def _time_over(self, status: str) -> dict[str, Any]:
+        """Return the reason of a run that run.max_minutes stopped; {} for any other."""
+        limit = self.config.run.max_minutes
+        if status != "stopped" or self._stop_signal is not None or not is_over(end_of_time(limit)):
+            return {}
+        return {"by": "max_minutes", "why": f"run.max_minutes={limit:g} are over"}
 
 
 # -- A rank as a process of its own.

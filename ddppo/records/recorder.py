@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -34,6 +35,7 @@ from ddppo.scaling import BatchShape
 from ddppo.terminal import warn
 
 TABLE_INTERVAL_S = 120.0
+NO_ENDING: Mapping[str, Any] = MappingProxyType({})
 
 
 class NullRecorder:
@@ -56,7 +58,7 @@ class NullRecorder:
 
     def close(
         self, status: str, *, params_hash: str, compiled_from: int | None, best: dict[str, float],
-        target: dict[str, float], failed: Sequence[dict[str, str]] = (),
+        target: dict[str, float], failed: Sequence[dict[str, str]] = (), ending: Mapping[str, Any] = NO_ENDING,
     ) -> None:  # fmt: skip
         pass
 
@@ -239,7 +241,7 @@ class Recorder:
 
     def close(
         self, status: str, *, params_hash: str, compiled_from: int | None, best: dict[str, float],
-        target: dict[str, float], failed: Sequence[dict[str, str]] = (),
+        target: dict[str, float], failed: Sequence[dict[str, str]] = (), ending: Mapping[str, Any] = NO_ENDING,
     ) -> None:  # fmt: skip
         """Write summary.json, close all files and print the results. Raises StorageError.
 
@@ -250,6 +252,7 @@ class Recorder:
             best: the scores of the best evaluation, {} if there is none.
             target: when target_return was reached (time_to_target_s, steps_to_target), {} if it was not.
             failed: steps after training that failed; a tracker that fails here is added to them.
+            ending: why the run ended before total_steps (records/endings.py), {} if it did not.
         """
         self._view("the progress display", self.display.close)
         self._view("the task sampler's table", self._show_table)
@@ -275,6 +278,7 @@ class Recorder:
             best_eval=best or None,
             target=reached,
             failed=failed,
+            ending=ending,
         )
         write_json(self.run_dir / "summary.json", summary)
         # Close the viewers. TensorBoard is last: its thread may hang for a while on a disk that hangs.

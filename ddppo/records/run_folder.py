@@ -21,6 +21,7 @@ from ddppo.config.stored import load_config, to_yaml
 from ddppo.errors import ConfigError, RankLost, RunFolderError
 from ddppo.files import keep_copy, move_aside, remove_leftovers, stored, write_text
 from ddppo.records import checkpoint
+from ddppo.records.endings import ENDINGS, completed_by, holds
 from ddppo.records.jsonl import drop_after
 from ddppo.records.summary import SCHEMA_VERSION
 from ddppo.terminal import warn
@@ -77,17 +78,19 @@ class RunFolder:
     def summary(self) -> dict[str, Any] | None:
         """Return summary.json if the run is complete, else None.
 
-        If ppo.total_steps was raised since, the run is not complete any more.
+        If ppo.total_steps was raised since, the run is not complete any more, unless it ended early by a rule that
+        holds.
         """
         try:
             found = json.loads((self.path / "summary.json").read_text())
-            total_steps = self.config().training.total_steps
+            config = self.config()
         except (OSError, ValueError, ConfigError):
             return None
         whole = isinstance(found, dict) and found.get("schema_version") == SCHEMA_VERSION
-        if not whole or found.get("status") != "completed" or not found.get("env_steps", 0) >= total_steps:
+        if not whole or found.get("status") != "completed":
             return None
-        return found
+        is_trained = found.get("env_steps", 0) >= config.training.total_steps
+        return found if is_trained or holds(config, completed_by(found)) else None
 
     @property
     def is_complete(self) -> bool:
@@ -102,7 +105,10 @@ class RunFolder:
     def is_trained(self, total_steps: int) -> bool:
         """Whether the last checkpoint was saved at the end of training, even if the final evaluation then failed."""
         path, _ = checkpoint.last_whole(self.checkpoints)
-        return path is not None and bool(checkpoint.load(path)["env_steps"] >= total_steps)
+        if path is None:
+            return False
+        state = checkpoint.load(path)
+        return bool(state["env_steps"] >= total_steps or state.get("ended"))
 
     @property
     def lacks_evaluation(self) -> bool:
@@ -110,9 +116,10 @@ class RunFolder:
         try:
             found = json.loads((self.path / "summary.json").read_text())
             done, total = int(found["env_steps"]), self.config().training.total_steps
+            is_trained = done >= total or (found.get("ended") or {}).get("by") in ENDINGS
         except (OSError, ValueError, TypeError, KeyError, ConfigError):
             return False
-        return found.get("status") == "stopped" and done >= total
+        return found.get("status") == "stopped" and is_trained
 
     def begin(self, config: Config) -> Config:
         """Make the folder ready for ranks, and return `config` with `resume` set as the ranks will read it.

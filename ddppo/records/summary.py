@@ -116,6 +116,7 @@ class SummaryBuilder:
         best_eval: Mapping[str, Any] | None = None,
         target: Mapping[str, Any] | None = None,
         failed: Sequence[Mapping[str, str]] = (),
+        ending: Mapping[str, Any] = MappingProxyType({}),
     ) -> dict[str, Any]:
         """Return the summary as nested dicts.
 
@@ -128,6 +129,7 @@ class SummaryBuilder:
             best_eval: scores of the best evaluation, likewise.
             target: `return`, `reached`, `time_to_target_s` and `steps_to_target`, if target_return is set.
             failed: steps after training that failed: `step`, `why`, and the `command` that repeats it.
+            ending: `by` and `why`, if the run ended before total_steps by a rule of its own (records/endings.py).
         """
         # A run shorter than its warm-up reports the warm-up, and says so, rather than nothing.
         all_warm = self._measured.count == 0
@@ -163,6 +165,7 @@ class SummaryBuilder:
             "per_rank": measured.per_rank(self._roles),
             "eval": {"final": _without_prefix(final_eval), "best": _without_prefix(best_eval)},
             "target": target,
+            "ended": dict(ending) or None,
             "failed_after_training": list(failed),
             "task": self.task,
             **self.sampler_parts,

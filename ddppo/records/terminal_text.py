@@ -88,6 +88,8 @@ def closing(summary: Mapping[str, Any], run_dir: Path, width: int | None = None)
             f"{number(summary['fps'], ',.0f')} steps/s after warm-up",
         ),
     ]
+    if ended := summary.get("ended"):
+        rows.append(("ended early", ended["why"]))
     means = {part: summary["time"][part]["mean"] for part in ("t_iter", *EXCLUSIVE_PARTS)}
     if all(mean is not None and math.isfinite(mean) for mean in means.values()):
         t_iter = means.pop("t_iter")

@@ -149,12 +149,11 @@ def test_an_interrupt_saves_the_run_and_is_an_interrupt_here(tmp_path):
     assert list((tmp_path / "run" / "checkpoints").iterdir())
 
 
-def test_the_modules_of_the_commands_say_where_the_functions_are():
+def test_the_modules_of_the_commands_are_the_functions_when_they_are_called():
     code = "import ddppo; from ddppo import train; assert callable(train.main); ddppo.{}([])"
-    for name in ("train", "evaluate"):
+    for name, said in (("train", "env.id must be given"), ("evaluate", "none is given")):
         found = subprocess.run([sys.executable, "-c", code.format(name)], capture_output=True, text=True)
-        said = f"TypeError: ddppo.{name} is the command's module, no function: from ddppo.api import {name}"
-        assert found.stderr.splitlines()[-1] == said
+        assert said in found.stderr.splitlines()[-1]
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         _ = ddppo.trian
 
