@@ -17,6 +17,7 @@ import torch
 from ddppo.algorithms.contract import Algorithm, MinibatchRows, Part, Share, in_words
 from ddppo.collectives.group import Group
 from ddppo.config.algorithm_settings import TrainingSettings
+from ddppo.config.schedules import Coefficient
 from ddppo.device import wide_dtype
 from ddppo.errors import NonFiniteError, TrainingError
 from ddppo.ppo.learner import BETAS, NORM_EPS, Adam, GradientSync, Normalizers, Update, adam_state
@@ -56,6 +57,7 @@ class AlgorithmLearner:
         self.parameters: torch.nn.Parameter = sync.parameters.vector
         self.step = LearnerStep(algorithm, shape, sync, group, seed)
         self.learning_rate = max(part.learning_rate for part in algorithm.parts().values())
+        self.coefficients: dict[str, Coefficient] = getattr(config, "coefficients", dict)()
 
     def update(self, rollout: Transitions, iteration: int, progress: float) -> Update:
         """Learn from the rollout of `iteration`. Raises NonFiniteError on all ranks at once."""
@@ -65,7 +67,7 @@ class AlgorithmLearner:
         rollout = self._prepared(rollout)
 
         # 2. The algorithm learns, by calls of the step.
-        parts = self.algorithm.parts()
+        parts = self._parts(progress)
         factor = self.guard.step_factor * self.shape.learning_rate_scale
         self.learning_rate = max(part.learning_rate for part in parts.values()) * factor
         self.step.begin(iteration, parts, factor)
@@ -92,6 +94,27 @@ class AlgorithmLearner:
         self.guard.in_row = 0
         return self._report(self.step.num_steps, norms, {**metrics, **self.guard.metrics})
 
+    def _parts(self, progress: float) -> Mapping[str, Part]:
+        """Return the algorithm's parts, with its own step sizes or by the schedule."""
+        coefficient = self.coefficients.get("learning_rate")
+        if coefficient is None or not coefficient.is_reported:
+            return self.algorithm.parts()
+        self.algorithm.progress = 0.0
+        at_start = self.algorithm.parts()
+        self.algorithm.progress = progress
+        factor = coefficient.at(progress) / getattr(self.config, "learning_rate")  # noqa: B009 (a setting of some)
+        return {
+            name: replace(part, learning_rate=part.learning_rate * factor) for name, part in at_start.items()
+        }
+
+    def values_of_coefficients(self, progress: float) -> dict[str, float]:
+        """Return the coefficients after this share of total_steps, as `set_coefficient` takes them."""
+        return {name: each.at(progress) for name, each in self.coefficients.items()}
+
+    def set_coefficient(self, name: str, value: float) -> None:
+        """Let a coefficient have this value from the next iteration on, in place of its schedule."""
+        self.coefficients[name].set(value)
+
     @property
     def shape(self) -> BatchShape:
         """Sizes of an iteration over the ranks that learn."""
@@ -112,6 +135,9 @@ class AlgorithmLearner:
             "learning_rate": self.learning_rate,
             "nonfinite": self.guard.state(),
             "kept": dict(self.algorithm.kept),
+            "coefficients": {
+                name: each.set_to for name, each in self.coefficients.items() if each.set_to is not None
+            },
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -120,6 +146,8 @@ class AlgorithmLearner:
             part.optimizer.load_state_dict(state["optimizer"][name])
         self.learning_rate = state["learning_rate"]
         self.guard.load(state["nonfinite"])
+        for name, value in state.get("coefficients", {}).items():
+            self.coefficients[name].set(value)
         for name, x in self.algorithm.kept.items():
             x.copy_(state["kept"][name])
 

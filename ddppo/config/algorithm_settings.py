@@ -4,6 +4,7 @@ PPO and GRPO have the section `ppo`. Any other algorithm has the section `algori
 derives from `AlgorithmSettings`. `Config.training` returns the settings of the algorithm that trains.
 """
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -11,6 +12,8 @@ from omegaconf import MISSING
 
 from ddppo.algorithms.known import ALGORITHMS
 from ddppo.config.fields import setting
+from ddppo.config.schedules import MEANING as SCHEDULE
+from ddppo.config.schedules import Coefficient, Schedule, check_schedule
 from ddppo.distributed.topologies.known import find
 from ddppo.errors import ConfigError
 from ddppo.scaling import BatchShape
@@ -115,6 +118,24 @@ class AlgorithmSettings(TrainingSettings, AlgorithmChoice):
         "number of actors",
         low=1,
     )
+    lr_schedule: Any = setting(
+        "own",
+        f"schedule of the algorithm's step sizes: own (as the algorithm changes them), {SCHEDULE}. A value is that of "
+        "learning_rate; step sizes of other parts change by the same factor",
+    )
+
+    def check(self) -> None:
+        check_schedule("algorithm.lr_schedule", self.lr_schedule, getattr(self, "learning_rate", None), "own")
+
+    def coefficients(self, learning_rate_scale: float = 1.0) -> dict[str, Coefficient]:
+        """Return the step size of the algorithm if it has the setting learning_rate, else {}."""
+        start, given = getattr(self, "learning_rate", None), self.lr_schedule
+        if start is None:
+            return {}
+        by = Schedule(
+            "algorithm.lr_schedule", "none" if given == "own" else given, start, learning_rate_scale
+        )
+        return {"learning_rate": Coefficient(by, learning_rate_scale, is_scheduled=given != "own")}
 
 
 @dataclass(slots=True)
@@ -164,10 +185,9 @@ class SurrogateSettings(TrainingSettings):
     num_minibatches: int = setting(4, "minibatches M per epoch, over all ranks", low=1)
     # The loss.
     clip_coef: float = setting(0.2, "epsilon of the clipped surrogate at the start", above=0)
-    clip_schedule: str = setting(
-        "none", "schedule of clip_coef: none, or linear (to 0 at total_steps)", choices=("none", "linear")
-    )
-    entropy_coef: float = setting(0.0, "weight of the entropy bonus", low=0)
+    clip_schedule: Any = setting("none", f"schedule of clip_coef: {SCHEDULE}")
+    entropy_coef: float = setting(0.0, "weight of the entropy bonus at the start", low=0)
+    entropy_schedule: Any = setting("none", "schedule of entropy_coef, as clip_schedule")
     losses: dict[str, Any] = setting(
         meaning="loss terms of your own, by the names in the records: {still: {term: my_pkg.losses:still, coef: "
         "0.01}} (docs/guide/loss.md). With any, the step is eager",
@@ -183,11 +203,9 @@ class SurrogateSettings(TrainingSettings):
     warmup_steps: int = setting(
         0, "environment steps over which step sizes rise linearly from 0 to their schedule; 0 is none", low=0
     )
-    lr_schedule: str = setting(
+    lr_schedule: Any = setting(
         "linear",
-        "schedule of step sizes: linear (to 0 at total_steps), none, adaptive (holds approx_kl near "
-        "adaptive_kl)",
-        choices=("linear", "none", "adaptive"),
+        "schedule of step sizes, as clip_schedule; or adaptive, which holds approx_kl near adaptive_kl",
     )
     adaptive_kl: float | None = setting(
         None, "lr_schedule=adaptive: target of approx_kl in nats; null is 0.01", above=0
@@ -200,6 +218,31 @@ class SurrogateSettings(TrainingSettings):
     target_kl: float | None = setting(
         None, "end the epochs of an iteration when approx_kl exceeds this; null never does", above=0
     )
+    kl_schedule: Any = setting("none", "schedule of target_kl, as clip_schedule")
+
+    def check(self) -> None:
+        check_schedule("ppo.lr_schedule", self.lr_schedule, self.learning_rate, "adaptive")
+        check_schedule("ppo.clip_schedule", self.clip_schedule, self.clip_coef)
+        check_schedule("ppo.entropy_schedule", self.entropy_schedule, self.entropy_coef)
+        check_schedule("ppo.kl_schedule", self.kl_schedule, self.target_kl)
+
+    def coefficients(self, learning_rate_scale: float = 1.0) -> dict[str, Coefficient]:
+        """Return the coefficients that change while a run trains, by the name of their settings.
+
+        An adaptive step size is the learner's own. Raises ConfigError if a function of a schedule cannot be imported.
+        """
+        lr_schedule = "none" if self.lr_schedule == "adaptive" else self.lr_schedule
+        found = {}
+        for name, schedule, given in (
+            ("learning_rate", "lr_schedule", lr_schedule),
+            ("clip_coef", "clip_schedule", self.clip_schedule),
+            ("entropy_coef", "entropy_schedule", self.entropy_schedule),
+            ("target_kl", "kl_schedule", self.kl_schedule),
+        ):
+            start, scale = getattr(self, name), learning_rate_scale if name == "learning_rate" else 1.0
+            by = Schedule(f"ppo.{schedule}", given, math.inf if start is None else start, scale)
+            found[name] = Coefficient(by, scale, is_scheduled=given != "none")
+        return found
 
     # PPO's learner reads these of GRPO too, which learns with the values here.
 

@@ -64,6 +64,9 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
     _check_normalized(config, spec, is_far=local_world_size is None)
     # 3. The model, the algorithm and the losses: build them, and try to act and to learn.
     network_warnings = _check_networks(config, spec, shape, local_world_size)
+    if callable(coefficients := getattr(config.training, "coefficients", None)):
+        for coefficient in coefficients().values():  # functions of schedules: import them, and try them
+            coefficient.at(0.0), coefficient.at(0.5)
     _give_back_memory()
     if (path := model_class(config.model).collector_class) is not None:
         _check_own_collector(config, path, shape, spec)

@@ -362,7 +362,8 @@ class Loop:
         """
         if self._callbacks is None:
             return {}
-        checkpoint_path = None
+        checkpoint_path, learner = None, self.context.topology.learner
+        share_done = self.progress.env_steps / self.context.config.training.total_steps
         with self.clock.excluded():
             if hook == "on_checkpoint":
                 self._checkpointer.writer.wait()
@@ -375,9 +376,12 @@ class Loop:
                     "wall_s": report.wall_s,
                     "status": status,
                     "metrics": {name: float(x) for name, x in report.scalars().items()},
+                    "coefficients": learner.values_of_coefficients(share_done),
                     "checkpoint": None if checkpoint_path is None else str(checkpoint_path),
                 },
             )
+        for name, value in asked.get("set", {}).items():
+            learner.set_coefficient(name, value)
         if (error := asked.get("error")) is None:
             return asked
         if is_trained:

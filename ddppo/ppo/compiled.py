@@ -29,7 +29,7 @@ from ddppo.errors import in_one_line
 from ddppo.models.actor_critic import ActorCritic, EvaluateActions
 from ddppo.native.compiling import NotCompiled, cache_folder, processor
 from ddppo.ppo.gradient_check import example
-from ddppo.ppo.learner import BETAS, CLIP, NORM_EPS, adam_state, constants, scaled_step
+from ddppo.ppo.learner import BETAS, CLIP, ENTROPY, NORM_EPS, adam_state, constants, scaled_step
 from ddppo.ppo.losses import STATISTICS, Coefficients, loss_per_sample, nan_unless_finite
 from ddppo.ppo.minibatches import Minibatch, MinibatchSource
 from ddppo.ppo.nonfinite import UpdateNotFinite
@@ -79,7 +79,8 @@ class CompiledStep:
         self._optimizer = optimizer
         self._sum_ = sum_
         self._scale = scale
-        self._constants, self._clip_coef = constants(config, device), config.clip_coef
+        self._constants = constants(config, device)
+        self._scheduled = (config.clip_coef, config.entropy_coef)  # what the device has
         self.sums = torch.zeros(num_shards, len(STATISTICS), dtype=torch.float64, device=device)
         self._sums_of_shards = self.sums.unbind()
         self._norms = torch.zeros((), dtype=torch.float64, device=device)
@@ -94,11 +95,12 @@ class CompiledStep:
             model, num_rows, clips_value=config.clip_value_coef is not None
         )
 
-    def begin(self, learning_rate: float, clip_coef: float) -> None:
+    def begin(self, learning_rate: float, clip_coef: float, entropy_coef: float) -> None:
         self._forget()
         self._learning_rate.fill_(learning_rate)
-        if clip_coef != self._clip_coef:
-            self._constants[CLIP] = self._clip_coef = clip_coef
+        if (clip_coef, entropy_coef) != self._scheduled:
+            self._scheduled = (clip_coef, entropy_coef)
+            self._constants[CLIP], self._constants[ENTROPY] = clip_coef, entropy_coef
         self._optimizer.param_groups[0]["lr"] = learning_rate
         self._moments = adam_state(self._optimizer, self._parameters)
 

@@ -104,8 +104,8 @@ class EpochStep(Protocol):
     # for dist.reduction=ordered.
     sums: torch.Tensor
 
-    def begin(self, learning_rate: float, clip_coef: float) -> None:
-        """Begin an iteration with this step size and this range of the probability ratio; the sums are 0."""
+    def begin(self, learning_rate: float, clip_coef: float, entropy_coef: float) -> None:
+        """Begin an iteration with this step size, range of the ratio and weight of the entropy; the sums are 0."""
         ...
 
     def epoch(
@@ -149,6 +149,7 @@ class Learner:
         self.seed = seed
         self.obs_normalizer = normalizers.obs
         self.reward_normalizer = normalizers.rewards
+        self.coefficients = config.coefficients(shape.learning_rate_scale)
         self.learning_rate = config.learning_rate * shape.learning_rate_scale
         self.optimizer = Adam(
             [self.parameters], lr=self.learning_rate, betas=BETAS, eps=config.adam_eps, fused=True
@@ -175,12 +176,12 @@ class Learner:
         config, step, is_ordered = self.config, self.step, self.shape.num_shards > 0
         undo = snapshot(self) if self.guard.mode == "skip_batch" else None
 
-        # 1. This iteration's step size and clip range.
+        # 1. This iteration's coefficients, by their schedules.
         warmth = self._warmup(progress)
-        if config.lr_schedule == "linear":
-            self.learning_rate = config.learning_rate * self.shape.learning_rate_scale * (1.0 - progress)
+        now = {name: coefficient.at(progress) for name, coefficient in self.coefficients.items()}
+        if config.lr_schedule != "adaptive":
+            self.learning_rate = now["learning_rate"]
         learning_rate = self.learning_rate * warmth * self.guard.step_factor
-        clip_coef = config.clip_coef * (1.0 - progress if config.clip_schedule == "linear" else 1.0)
 
         # 2. Advantages and returns of this rank's environments.
         estimates: Estimates = self.estimator(rollout, self._scaled_rewards(rollout))
@@ -206,9 +207,9 @@ class Learner:
             by_minibatch = MinibatchAdvantages(batch, plan, self.shape.local_num_shards, self.gather)
 
         # 4. K epochs: forward, loss, backward, sum over ranks, clip, Adam for each minibatch (EagerStep.epoch).
-        step.begin(learning_rate, clip_coef)
+        step.begin(learning_rate, now["clip_coef"], now["entropy_coef"])
         sums, num_steps, num_epochs, kl = step.sums, 0, 0, math.nan
-        watches_kl = config.target_kl is not None or config.lr_schedule == "adaptive"
+        watches_kl = now["target_kl"] < math.inf or config.lr_schedule == "adaptive"
         for (order, bounds), counts in zip(plan, stats.counts, strict=True):
             if by_minibatch is not None:
                 by_minibatch.begin_epoch(num_epochs)
@@ -221,7 +222,7 @@ class Learner:
                 # The mean over all ranks, so all ranks stop after the same epoch.
                 local_kl = sums[:, _APPROX_KL] - kl_before
                 kl = self.gather(local_kl.cpu()).flatten().sum().item() / stats.weight
-            if config.target_kl is not None and kl > config.target_kl:
+            if kl > now["target_kl"]:
                 break
 
         # 5. A gradient that was not finite is seen only here, once per iteration, so that no GPU waits in step 4.
@@ -247,8 +248,28 @@ class Learner:
             grad_norm=norms / num_steps if num_steps else math.nan,
             learning_rate=learning_rate,
             explained_variance=stats.explained_variance,
-            metrics={**estimates.metrics, **self.guard.metrics},
+            metrics={**estimates.metrics, **self.guard.metrics, **self._reported(now)},
         )
+
+    def _reported(self, now: Mapping[str, float]) -> dict[str, float]:
+        """Return the coefficients that have changed since the settings; the step size is reported in any case."""
+        names = [
+            name for name, each in self.coefficients.items() if each.is_reported and name != "learning_rate"
+        ]
+        return {f"train/{name}": now[name] for name in names}
+
+    def values_of_coefficients(self, progress: float) -> dict[str, float]:
+        """Return the coefficients after this share of total_steps, as `set_coefficient` takes them."""
+        found = {name: each.at(progress) for name, each in self.coefficients.items()}
+        if self.config.lr_schedule == "adaptive":
+            found["learning_rate"] = self.learning_rate
+        return found | {"learning_rate": found["learning_rate"] / self.shape.learning_rate_scale}
+
+    def set_coefficient(self, name: str, value: float) -> None:
+        """Let a coefficient have this value from the next iteration on, in place of its schedule."""
+        self.coefficients[name].set(value)
+        if name == "learning_rate":  # an adaptive one goes on from here
+            self.learning_rate = value * self.shape.learning_rate_scale
 
     def carried(self) -> list[torch.Tensor]:
         """Return the tensors beside the parameters that an update changes: Adam's number of steps and moments."""
@@ -260,6 +281,9 @@ class Learner:
             "optimizer": self.optimizer.state_dict(),
             "learning_rate": self.learning_rate,
             "nonfinite": self.guard.state(),
+            "coefficients": {
+                name: each.set_to for name, each in self.coefficients.items() if each.set_to is not None
+            },
         }
         if self.reward_normalizer is not None:
             state["return_moments"] = self.reward_normalizer.state
@@ -272,6 +296,8 @@ class Learner:
         self.optimizer.load_state_dict(state["optimizer"])
         self.learning_rate = state["learning_rate"]
         self.guard.load(state.get("nonfinite", [0, 0, 0]))
+        for name, value in state.get("coefficients", {}).items():
+            self.coefficients[name].set(value)
         if self.reward_normalizer is not None:
             self.reward_normalizer.state = state["return_moments"]
         if self.reference is not None:
@@ -398,14 +424,14 @@ class EagerStep:
         self._norms = torch.zeros((), dtype=wide, device=device)
         self._loss = torch.zeros_like(self._norms)  # of the step that made the norms NaN
 
-    def begin(self, learning_rate: float, clip_coef: float) -> None:
+    def begin(self, learning_rate: float, clip_coef: float, entropy_coef: float) -> None:
         self.sums.zero_()
         self._norms.zero_()
         self.optimizer.param_groups[0]["lr"] = learning_rate
         # A schedule changes the ranges below and above 1 by the same factor.
         start = self._start
         high = None if start.clip_high is None else start.clip_high * (clip_coef / start.clip)
-        self._coefficients = start._replace(clip=clip_coef, clip_high=high)
+        self._coefficients = start._replace(clip=clip_coef, clip_high=high, entropy=entropy_coef)
 
     def epoch(
         self, batch: MinibatchSource, order: torch.Tensor, bounds: list[int], counts: list[float]
@@ -526,7 +552,10 @@ def scaled_step(parameters: torch.nn.Parameter, scale: torch.Tensor | None) -> I
     parameters.data.copy_(before.lerp_(parameters.data, scale))
 
 
-CLIP = 0  # the place of ppo.clip_coef in `constants`, which a schedule changes
+CLIP, ENTROPY = (
+    0,
+    2,
+)  # the places of ppo.clip_coef and ppo.entropy_coef in `constants`, which schedules change
 
 
 def constants(config: SurrogateSettings, device: torch.device) -> torch.Tensor:

@@ -15,6 +15,7 @@ socket (`Caller`), and the program answers (`CallbackServer`). Nothing is pickle
 
 import inspect
 import json
+import math
 import os
 import socket
 import sys
@@ -49,6 +50,8 @@ class LiveRun:
         self.status: str = facts["status"]
         # The numbers of this iteration, as TensorBoard shows them; after an evaluation eval/* too.
         self.metrics: dict[str, float] = dict(facts["metrics"])
+        # The coefficients that `set` changes, by the names of their settings, as the iteration had them.
+        self.coefficients: dict[str, float] = dict(facts["coefficients"])
         # The checkpoint that is on the disk, in on_checkpoint; else None.
         self.checkpoint = Path(facts["checkpoint"]) if facts["checkpoint"] else None
         self.asked: dict[str, Any] = {}
@@ -67,6 +70,21 @@ class LiveRun:
     def save(self) -> None:
         """Save a checkpoint after this iteration."""
         self.asked["save"] = True
+
+    def set(self, name: str, value: float) -> None:
+        """Let a coefficient have this value from the next iteration on, in place of its schedule; a resumed run too.
+
+        name: learning_rate, clip_coef, entropy_coef or target_kl of PPO and GRPO; learning_rate of other algorithms.
+        """
+        if name not in self.coefficients:
+            raise ValueError(
+                f"set({name!r}): coefficients of this run are {', '.join(self.coefficients) or 'none'}"
+            )
+        number = float(value)
+        if not 0 <= number < math.inf or (number == 0 and name != "entropy_coef"):
+            bound = "at least 0" if name == "entropy_coef" else "greater than 0"
+            raise ValueError(f"set({name!r}, {value}): must be a finite number {bound}")
+        self.asked.setdefault("set", {})[name] = number
 
 
 # -- Objects with hooks, from import paths or from a program.
@@ -173,7 +191,7 @@ class Callbacks:
                 self._error = str(e)
 
     def call(self, hook: str, facts: Mapping[str, Any]) -> dict[str, Any]:
-        """Call a hook on rank 0, and return on all ranks what callbacks ask for: stop, save, error.
+        """Call a hook on rank 0, and return on all ranks what callbacks ask for: stop, save, set, error.
 
         A rank without callbacks waits for rank 0, for dist.timeout_s at most.
         """
@@ -190,7 +208,9 @@ class Callbacks:
         asked = call_each(self._callbacks, hook, facts)
         if self._caller is None or "error" in asked:
             return asked
-        return asked | self._caller.call(hook, facts)
+        of_caller = self._caller.call(hook, facts)
+        both = {**asked.get("set", {}), **of_caller.get("set", {})}
+        return asked | of_caller | ({"set": both} if both else {})
 
 
 # -- Objects of the program that called train: a line of JSON for each call, and one for its answer.

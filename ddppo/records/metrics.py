@@ -298,6 +298,16 @@ LEARNING_METRICS: tuple[Metric, ...] = (
         "step size of Adam in the iteration, for parameters without their own in ppo.learning_rates",
         "arXiv:1412.6980",
     ),
+    *(
+        Metric(
+            f"train/{name}",
+            unit,
+            "same on all ranks",
+            f"ppo.{name} in the iteration, if it has a schedule or a callback has set it",
+            "docs/callbacks.md",
+        )
+        for name, unit in (("clip_coef", "1"), ("entropy_coef", "1"), ("target_kl", "nats"))
+    ),
     Metric(
         "train/epochs",
         "epochs",

@@ -14,7 +14,7 @@ from ddppo.launch import resuming
 from ddppo.loop.iteration import Loop
 from ddppo.loop.rank import train_rank
 from ddppo.records import checkpoint, endings
-from ddppo.records.callbacks import CallbackServer, call_each, import_callbacks, made
+from ddppo.records.callbacks import CallbackServer, LiveRun, call_each, import_callbacks, made
 from ddppo.records.run_folder import RunFolder
 from tests.support import CHECKOUT, TINY, door, lines, summary
 
@@ -27,6 +27,7 @@ SMALL = (
 FACTS = {
     "folder": "/tmp/run", "iteration": 3, "env_steps": 384, "total_steps": 768, "wall_s": 1.0, "world_size": 1,
     "status": "running", "metrics": {"rollout/fps": 1.0}, "checkpoint": None,
+    "coefficients": {"learning_rate": 1e-3, "clip_coef": 0.2},
 }  # fmt: skip
 
 
@@ -81,13 +82,15 @@ at_the_end = failing_at_the_end()
 
 
 def trained(
-    folder, *, resume=False, final_episodes=0, every=0, episodes=1, target=None, limit=None, total=6, **run
-):
+    folder, *, resume=False, final_episodes=0, every=0, episodes=1, target=None, limit=None, total=6, compile="auto",
+    lr_schedule="none", **run,
+):  # fmt: skip
     """Train CartPole in this process, or go on: iterations of 128 steps."""
     config = Config()
     config.env.id, config.env.max_episode_steps, config.device = "CartPole-v1", limit, "cpu"
     config.ppo.rollout_steps, config.ppo.total_steps = 16, total * STEPS
-    config.ppo.num_minibatches, config.ppo.num_epochs = 2, 1
+    config.ppo.num_minibatches, config.ppo.num_epochs, config.ppo.lr_schedule = 2, 1, lr_schedule
+    config.compile = compile
     config.eval.every_steps, config.eval.episodes = every * STEPS, episodes
     config.eval.final_episodes, config.target_return = final_episodes, target
     config.log.tensorboard, config.log.progress, config.checkpoint.every_steps = False, "none", 0
@@ -98,6 +101,13 @@ def trained(
     RunFolder(folder).begin(config)
     train_rank(folder)
     return summary(folder)
+
+
+def halving(run, at):
+    """Halve the learning rate, and give entropy a weight, after iteration `at`."""
+    if run.iteration == at:
+        run.set("learning_rate", run.coefficients["learning_rate"] / 2)
+        run.set("entropy_coef", 0.01)
 
 
 def noted(folder):
@@ -151,6 +161,46 @@ def test_a_callback_that_raises_ends_the_run_by_its_name_and_the_run_goes_on_fro
     assert f"run.callbacks=[{HERE}:failing]: on_iteration raised KeyError: 'the scale'" in done.stderr
     assert f"go on with resume={tmp_path}" in done.stderr
     assert checkpoint.load(checkpoint.last(tmp_path / "checkpoints"))["iteration"] == 3
+
+
+@pytest.mark.parametrize("compile", ["auto", "off"])  # C++, torch
+def test_a_coefficient_that_a_callback_sets_holds_from_the_next_iteration_on_and_in_a_resumed_run(
+    tmp_path, compile
+):
+    given = {"compile": compile, "lr_schedule": "linear"}
+    halves = [{"path": f"{HERE}:halving", "at": 2}]
+    whole = trained(tmp_path / "whole", **given, callbacks=halves)
+    with pytest.raises(TrainingError):
+        trained(tmp_path / "cut", **given, callbacks=[*halves, {"path": f"{HERE}:failing", "at": 3}])
+    resumed = trained(tmp_path / "cut", **given, resume=True)
+    assert resumed["params_hash"] == whole["params_hash"]
+    for folder in ("whole", "cut"):
+        records = lines(tmp_path / folder)
+        rates = [record["train/learning_rate"] for record in records]
+        assert rates[:2] == [3e-4, pytest.approx(3e-4 * 5 / 6)]
+        assert rates[2:] == [pytest.approx(1e-4)] * 4  # half of what is left after 2 of 6 iterations
+        assert [record.get("train/entropy_coef") for record in records] == [
+            None,
+            None,
+            0.01,
+            0.01,
+            0.01,
+            0.01,
+        ]
+    assert whole["params_hash"] != trained(tmp_path / "other", **given)["params_hash"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("gamma", 0.9, "coefficients of this run are learning_rate, clip_coef"),
+        ("clip_coef", 0.0, "must be a finite number greater than 0"),
+        ("learning_rate", float("nan"), "must be a finite number greater than 0"),
+    ],
+)
+def test_what_cannot_be_set_is_a_mistake_in_the_callback(name, value, said):
+    with pytest.raises(ValueError, match=said):
+        LiveRun(FACTS).set(name, value)
 
 
 def test_one_that_raises_at_the_end_leaves_a_complete_run(tmp_path):

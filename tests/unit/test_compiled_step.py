@@ -186,6 +186,7 @@ def test_it_does_so_under_action_masks(action, kind, monkeypatch):
     [
         {"clip_value_coef": 0.1, "value_coef": 0.7, "clip_coef": 0.1},
         {"clip_schedule": "linear", "clip_coef": 0.1},
+        {"entropy_schedule": [[0, 0.0], [1, 0.5]]},
         {"lr_schedule": "adaptive", "adaptive_kl": 0.001},
         {"target_kl": 1e-9, "num_epochs": 5},
         {"max_grad_norm": 1e-3, "adam_eps": 1e-3},
@@ -254,7 +255,7 @@ def empty(spec, model):
 def test_a_rank_without_samples_in_a_minibatch_adds_nothing(monkeypatch):
     spec = EnvSpec(ArraySpec((4,)), ACTIONS[0])
     learner, model = made(spec, PPOSettings(), kind="torch", monkeypatch=monkeypatch)
-    learner.step.begin(1e-3, 0.2)
+    learner.step.begin(1e-3, 0.2, 0.0)
     learner.step.epoch(empty(spec, model), order=None, bounds=[0, 0], counts=[3])
     assert not learner.parameters.grad.any()
     assert not learner.step.sums.any()
@@ -316,7 +317,7 @@ def test_what_is_compiled_of_convolutions_takes_any_number_of_images():
     step, model, config = compiled(spec, shared)
     assert (model.stays_eager, model.compiles_by_itself) == (None, False)
     assert worst_error(step, spec, model, config, 300) < 0.02
-    step.begin(1e-3, config.clip_coef)
+    step.begin(1e-3, config.clip_coef, 0.0)
     step.epoch(empty(spec, model), order=None, bounds=[0, 0], counts=[3])
     assert step.end() == 0.0
 

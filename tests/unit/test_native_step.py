@@ -161,7 +161,7 @@ def test_a_minibatch_without_samples_here_or_on_any_rank_takes_the_step_it_shoul
     samples = rollout(spec, model)
     batch = SampleBatch(samples, Estimates(samples.values, samples.valid.to(samples.values), samples.values))
     order = torch.arange(STEPS * ENVS)
-    learner.step.begin(1e-3, 0.2)
+    learner.step.begin(1e-3, 0.2, 0.0)
     before = learner.parameters.detach().clone()
     learner.step.epoch(batch, order, [0, 0], [0])
     assert learner.optimizer.state[learner.parameters]["step"] == 0

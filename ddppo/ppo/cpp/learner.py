@@ -17,7 +17,7 @@ from ddppo.config.algorithm_settings import SurrogateSettings
 from ddppo.models.actor_critic import flat_obs
 from ddppo.ppo.advantages import Estimates, Gae
 from ddppo.ppo.cpp.network import CppNetwork, library
-from ddppo.ppo.learner import CLIP, adam_state, constants
+from ddppo.ppo.learner import CLIP, ENTROPY, adam_state, constants
 from ddppo.ppo.losses import STATISTICS
 from ddppo.ppo.minibatches import Minibatch, MinibatchSource
 from ddppo.ppo.nonfinite import UpdateNotFinite
@@ -58,7 +58,7 @@ class CppStep:
         self._optimizer = optimizer
         self._norms = torch.zeros((), dtype=torch.float64)
         self._loss = torch.zeros((), dtype=torch.float64)
-        self._constants, self._clip_coef = constants(config, torch.device("cpu")), config.clip_coef
+        self._constants = constants(config, torch.device("cpu"))
         self._learning_rate = 0.0
         # Addresses for the struct Optimizer: three tensors of Adam, which `begin` fills in, and four of this step.
         sums = [self._norms, self.sums, self._loss, self._constants]
@@ -70,12 +70,11 @@ class CppStep:
         self._sum = self._sum_call() if group.world_size > 1 else None
         self._fault: BaseException | None = None
 
-    def begin(self, learning_rate: float, clip_coef: float) -> None:
+    def begin(self, learning_rate: float, clip_coef: float, entropy_coef: float) -> None:
         self.sums.zero_()
         self._norms.zero_()
         self._learning_rate = learning_rate
-        if clip_coef != self._clip_coef:
-            self._constants[CLIP] = self._clip_coef = clip_coef
+        self._constants[CLIP], self._constants[ENTROPY] = clip_coef, entropy_coef
         self._optimizer.param_groups[0]["lr"] = learning_rate
         # Adam's tensors may be others since a checkpoint was restored.
         for place, x in enumerate(adam_state(self._optimizer, self.network.parameters)):
