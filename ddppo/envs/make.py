@@ -30,6 +30,7 @@ from ddppo.envs.vec_env import (
     VecEnv,
     check_finite,
     check_masks,
+    take_infos,
 )
 from ddppo.errors import EnvError
 from ddppo.plugins import added, imported
@@ -168,6 +169,9 @@ class BatchWrapper:
 
     def made_anew(self) -> list[int]:
         return cast(PublishingEnvs, self._envs).made_anew()
+
+    def take_infos(self) -> dict[int, list[dict[str, float]]]:
+        return take_infos(self._envs)
 
     def reset(
         self, seeds: Sequence[int], options: Options | None = None

@@ -31,6 +31,7 @@ from ddppo.envs.encoding.step_values import (
     late_mask,
     mask_of,
     masks_by_method,
+    numbers_in,
 )
 from ddppo.envs.guard import MADE, guarding
 from ddppo.envs.registration import adapted, register_extra
@@ -127,6 +128,7 @@ class RowEnv(gym.Wrapper):
         self._masks = None if self._has_no_masks else masks_by_method(task)
         # The info and the row of the last step.
         self.info: Mapping[str, Any] = {}
+        self._noted: list[dict[str, float]] = []  # numbers in the last infos of episodes that ended
         self.row = np.zeros((), self.layout.dtype)
         # How the task's state is saved. The probe may have found out; else it is saved by replay until the first reset
         # shows whether another way suits it.
@@ -211,6 +213,17 @@ class RowEnv(gym.Wrapper):
     def take_options(self, options: Mapping[str, Any]) -> None:
         """Pass these options to every later reset."""
         self._options = dict(options)
+
+    def note_info(self) -> bool:
+        """Keep the numbers in the info of the episode that has just ended; return whether there are any."""
+        if numbers := numbers_in(self.info):
+            self._noted.append(numbers)
+        return bool(numbers)
+
+    def take_infos(self) -> list[dict[str, float]]:
+        """Return what `note_info` has kept since the last call, an entry for each episode."""
+        noted, self._noted = self._noted, []
+        return noted
 
     def publish(self) -> bytes:
         """Return the task's message to all environments (ddppo.envs.vec_env)."""

@@ -129,6 +129,15 @@ class VecEnv(Protocol):
     def close(self) -> None: ...
 
 
+def take_infos(env: Any) -> dict[int, list[dict[str, float]]]:
+    """Return the numbers in the last infos of a batch's episodes since the last call, by environment; {} for none.
+
+    Only backends of single environments, sync and pool, see infos.
+    """
+    take = getattr(env, "take_infos", None)
+    return {} if take is None else take()
+
+
 class Unsaved:
     """Mixin for backends that cannot save their environments: every method about states raises EnvStateError."""
 

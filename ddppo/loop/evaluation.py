@@ -6,10 +6,11 @@ over the ranks of a run. Episode j starts from seed (seed, "eval", j) on whichev
 are made for evaluation alone. So scores depend neither on W nor on the random numbers that training has drawn.
 """
 
+import dataclasses
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from ddppo.distributed.topologies.known import find
 from ddppo.envs.make import make_eval_env
 from ddppo.envs.meaning import differences
 from ddppo.envs.probing.probe import probe
-from ddppo.envs.vec_env import ObsArrays, VecEnv
+from ddppo.envs.vec_env import ObsArrays, VecEnv, take_infos
 from ddppo.errors import (
     CollectiveError,
     ConfigError,
@@ -48,6 +49,7 @@ from ddppo.ppo.normalization import ObsNormalizer
 from ddppo.ppo.rollout import RolloutCollector
 from ddppo.processes.signals import StopRequest
 from ddppo.records import checkpoint
+from ddppo.records.metrics import EVAL_ENV_PREFIX, info_metrics
 from ddppo.records.summary import evaluation_metrics
 from ddppo.seeding import derived_seed, stream
 from ddppo.spaces import ArraySpec, EnvSpec, each
@@ -71,6 +73,8 @@ class Scores:
         float, ...
     ] = ()  # 1 or 0, whether the episode achieved its goal; NaN if the task does not say
     tiers: tuple[str, ...] = ()  # the tier of the episode's task; "" if it has none
+    # Numbers in the infos of the episodes' last steps, by name; empty if no episode has any.
+    infos: tuple[Mapping[str, float], ...] = ()
 
 
 # -- A model that acts.
@@ -211,6 +215,8 @@ def play_episodes(
     options_of_all = None if options is None else [options] * env.num_envs
     returns = np.zeros(len(episodes))
     lengths = np.zeros(len(episodes), dtype=np.int64)
+    infos: dict[int, Mapping[str, float]] = {}
+    take_infos(env)  # those of an evaluation before, which played on behind its last episodes
     for first in range(0, len(episodes), env.num_envs):
         wave = episodes[first : first + env.num_envs]
         # Every environment plays in every wave. In a short last wave, some repeat episodes, unread.
@@ -239,11 +245,15 @@ def play_episodes(
             index = first + np.flatnonzero(counted)
             returns[index] += step.rewards[counted]
             lengths[index] += 1
+            for i, (last_info, *_) in take_infos(env).items() if len(step.ended) else ():
+                if counted[i]:
+                    infos[first + i] = last_info
             playing[step.ended] = False
             if memory is not None:
                 memory.forget(step.terminated | step.truncated | ~step.valid)
             obs, mask = step.obs, step.action_mask
-    return Scores(tuple(returns.tolist()), tuple(int(n) for n in lengths))
+    of_episodes = tuple(infos.get(i, {}) for i in range(len(episodes))) if infos else ()
+    return Scores(tuple(returns.tolist()), tuple(int(n) for n in lengths), infos=of_episodes)
 
 
 class Evaluator:
@@ -277,6 +287,7 @@ class Evaluator:
         self.policy = policy
         self.config = config
         self.collector = collector
+        self.infos: dict[int, Mapping[str, float]] = {}  # of the last `play`, by the number of the episode
 
     def num_episodes(self, asked: int) -> int:
         """Return the number of episodes to play if `asked` are asked for."""
@@ -294,12 +305,14 @@ class Evaluator:
             options, deterministic, check_stop: as for `play_episodes`.
         """
         results: list[torch.Tensor] = []
+        self.infos = {}
         env, self._kept = self._batch(num_envs, derived_seed(seed, "eval", chunks[0][0])), None
         try:
             for chunk in chunks:
                 scores = play_episodes(
                     self.policy, env, chunk, seed, options, deterministic=deterministic, check_stop=check_stop
                 )
+                self.infos |= dict(zip(chunk, scores.infos, strict=False))
                 rows = list(zip(scores.returns, scores.lengths, strict=True))
                 # device: the user's task may have changed torch's default device.
                 results.append(torch.tensor(rows, dtype=torch.float64, device="cpu"))
@@ -336,8 +349,11 @@ class Evaluator:
         return Scores(tuple(returns), tuple(int(n) for n in lengths))
 
     def metrics(self, scores: Scores) -> dict[str, float]:
-        """Return metrics of the evaluation beside those of returns and lengths."""
-        return {}
+        """Return metrics of the evaluation beside those of returns and lengths: the means of the task's infos."""
+        names = sorted({name for numbers in scores.infos for name in numbers})
+        values = {name: [numbers[name] for numbers in scores.infos if name in numbers] for name in names}
+        means = {name: math.fsum(xs) / len(xs) for name, xs in values.items()}
+        return info_metrics(means, EVAL_ENV_PREFIX, "eval/success_rate")
 
     def write_rollouts(self, run_dir: Path, iteration: int, env_steps: int, by: str) -> None:
         """Record the episodes of the last `play` in the run folder, if this kind of tasks has records of rollouts.
@@ -511,9 +527,21 @@ class RunEvaluator:
         # 2. One gather of all results; every rank computes the same scores from them.
         columns = self._gather(results, evaluator.num_columns, num_episodes)
         try:
-            return evaluator.scores(columns)
+            scores = evaluator.scores(columns)
         except TrainingError as e:  # all episodes were lost; every rank raises it
             raise EvaluationFailed(str(e)) from e
+        return dataclasses.replace(scores, infos=self._gather_infos(evaluator.infos))
+
+    def _gather_infos(self, infos: Mapping[int, Mapping[str, float]]) -> tuple[Mapping[str, float], ...]:
+        """Return the infos of all ranks' episodes in their order; () if no episode has any."""
+        contents, _ = gather_bytes(self.group, json.dumps(infos).encode() if infos else b"")
+        of_all = {
+            int(episode): numbers
+            for each in contents
+            if each
+            for episode, numbers in json.loads(each).items()
+        }
+        return tuple(of_all[episode] for episode in sorted(of_all))
 
     def _unless_any_failed(self, play_local: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
         """Return the result of `play_local`, after it has returned on all ranks. Raises EvaluationFailed on all ranks.

@@ -13,6 +13,7 @@ import dataclasses
 import json
 import math
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from ddppo.algorithms.task_sampler import EpisodeResults
 from ddppo.collectives.group import gather_bytes
 from ddppo.device import peak_memory
 from ddppo.distributed.topologies.base import Collected, RankContext
+from ddppo.envs.vec_env import take_infos
 from ddppo.errors import CollectiveError, EvaluationFailed, TrainingError
 from ddppo.loop.build import TrainState, fingerprint
 from ddppo.loop.checkpointer import Checkpointer
@@ -192,6 +194,7 @@ class Loop:
             params_hash=fingerprint(context) if compares else 0,
             measured=topology.measured(),
             own_pace=topology.own_pace_reports(),
+            infos=_sums_of_infos(take_infos(topology.env)),
             device_memory=peak_memory(context.device),
         )
         report, requests = self._reporter.reduce(
@@ -406,6 +409,17 @@ class Loop:
     def _save(self) -> None:
         with self.clock.checkpoint():
             self._checkpointer.save()
+
+
+def _sums_of_infos(infos: Mapping[int, Sequence[Mapping[str, float]]]) -> dict[str, tuple[float, int]]:
+    """Return the sum of each number over episodes, and the number of episodes that have it."""
+    sums: dict[str, tuple[float, int]] = {}
+    for of_env in infos.values():
+        for numbers in of_env:
+            for name, x in numbers.items():
+                total, count = sums.get(name, (0.0, 0))
+                sums[name] = total + x, count + 1
+    return sums
 
 
 def _next_multiple(steps: int, every: int) -> float:

@@ -1,6 +1,7 @@
 """Scores of trained policies, with intervals: one run over episodes of several seeds, or several runs of a task."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -90,7 +91,8 @@ def _played(
         evaluator.write_rollouts(trained.run_dir, state["iteration"], state["env_steps"], f"seed_{seed}")
     except StorageError as e:
         warn(f"the episodes are not recorded: {e}")
-    return evaluator.scores(rows.T.tolist())
+    infos = tuple(evaluator.infos[episode] for episode in sorted(evaluator.infos))
+    return replace(evaluator.scores(rows.T.tolist()), infos=infos)
 
 
 def _joined(scores: Sequence[Scores]) -> Scores:
@@ -99,6 +101,7 @@ def _joined(scores: Sequence[Scores]) -> Scores:
         tuple(x for each in scores for x in each.lengths),
         tuple(x for each in scores for x in each.achieved),
         tuple(x for each in scores for x in each.tiers),
+        tuple(x for each in scores for x in each.infos),
     )
 
 

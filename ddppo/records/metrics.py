@@ -6,7 +6,7 @@ To add a metric, add a row to one of the tables below; a name that is in no tabl
 
 import difflib
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ddppo.plugins import added, imported
@@ -44,6 +44,8 @@ REWARD_PREFIX = "reward/"  # + name of a part of the reward
 LOSS_PREFIX = "loss/"  # + name of a loss term of ppo.losses
 ALGORITHM_PREFIX = "algorithm/"  # + name that an algorithm's learn returns
 USER_PREFIX = "user/"  # + name that a function of log.metrics returns
+ENV_PREFIX = "env/"  # + name of a number in an episode's last info
+EVAL_ENV_PREFIX = "eval/env/"  # the same in an evaluation
 TASK_PREFIX = "task/"  # + name that the task's journal lists (records/recorder.py)
 
 
@@ -76,7 +78,14 @@ EVALUATION_METRICS: tuple[Metric, ...] = (
         "eval/success_rate",
         "fraction",
         EPISODES,
-        "text episodes that achieved their task / text episodes with is_success in their info",
+        "episodes that achieved their task / episodes that say so, by is_success or success in their last info",
+        GREEDY,
+    ),
+    Metric(
+        f"{EVAL_ENV_PREFIX}<name>",
+        "the task's",
+        EPISODES,
+        "a number in the info of an episode's last step, as env/<name>",
         GREEDY,
     ),
     Metric(
@@ -127,8 +136,16 @@ LEARNING_METRICS: tuple[Metric, ...] = (
         "rollout/success_rate",
         "fraction",
         EPISODES,
-        "text episodes that achieved their task / text episodes with is_success in their info",
+        "episodes that achieved their task / episodes that say so, by is_success or success in their last info",
         "count",
+    ),
+    Metric(
+        f"{ENV_PREFIX}<name>",
+        "the task's",
+        EPISODES,
+        "a number in the info of an episode's last step, or in its info['episode'], mean over the episodes of the "
+        "iteration; env.backend=sync and pool",
+        "docs/environments.md",
     ),
     *(
         Metric(name, unit, EPISODES, f"text tasks: {meaning}", "count")
@@ -509,6 +526,8 @@ METRICS: tuple[Metric, ...] = (*LEARNING_METRICS, *TIME_METRICS, *EVALUATION_MET
 PER_RANK_NAMES = frozenset(m.name for m in METRICS if m.reduction == PER_RANK)
 GLOBAL_NAMES = frozenset(m.name for m in METRICS if m.reduction != PER_RANK)
 _OPEN_PREFIXES = (
+    ENV_PREFIX,
+    EVAL_ENV_PREFIX,
     TASK_PREFIX,
     REWARD_PREFIX,
     LOSS_PREFIX,
@@ -557,6 +576,18 @@ def markdown() -> str:
         cells = [f"`{m.name}`", m.unit, m.reduction, m.meaning, m.source]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+# -- Numbers of a task's infos.
+
+
+def info_metrics(means: Mapping[str, float], prefix: str, success_rate: str) -> dict[str, float]:
+    """Return the means of infos as metrics, and once more the success rate if they have one."""
+    found = {prefix + name: mean for name, mean in means.items()}
+    for name in ("is_success", "success"):
+        if name in means:
+            return found | {success_rate: means[name]}
+    return found
 
 
 # -- The numbers of one iteration.

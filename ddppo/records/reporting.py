@@ -8,8 +8,9 @@ The gather's own bytes are not counted in dist/bytes: they belong to no topology
 """
 
 import functools
+import json
 import math
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -17,14 +18,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ddppo.collectives.group import Group
+from ddppo.collectives.group import Group, gather_bytes
 from ddppo.distributed.topologies.base import Collected, OwnPaceReport
 from ddppo.distributed.topologies.contract import Layout
 from ddppo.errors import ReplicaMismatchError
 from ddppo.ppo.learner import Update
 from ddppo.ppo.losses import STATISTICS
 from ddppo.ppo.rollout import FinishedEpisode
-from ddppo.records.metrics import ROLES, TOPOLOGY_METRICS, IterationReport
+from ddppo.records.metrics import ENV_PREFIX, ROLES, TOPOLOGY_METRICS, IterationReport, info_metrics
 from ddppo.records.timing import LocalTimes, split_waiting
 
 TOPOLOGY_METRIC_NAMES = tuple(metric.name for metric in TOPOLOGY_METRICS)
@@ -59,6 +60,8 @@ class LocalIteration:
     # Measured by the topology: a subset of TOPOLOGY_METRIC_NAMES.
     measured: dict[str, float] = field(default_factory=dict)
     own_pace: tuple[OwnPaceReport, ...] = ()  # of the ranks that act at their own pace and send no row
+    # Numbers in the last infos of this rank's episodes: (sum, number of episodes), by name.
+    infos: dict[str, tuple[float, int]] = field(default_factory=dict)
     device_memory: float | None = None  # the most bytes on this rank's accelerator; None on a CPU
 
 
@@ -84,6 +87,7 @@ def _row_type(num_shards: int, num_statistics: int, num_collectives: int) -> np.
             ("num_bytes", "f8"),
             ("num_steps", "f8"),
             ("num_episodes", "f8"),
+            ("has_infos", "f8"),  # 0 or 1
             ("device_memory", "f8"),  # NaN on a CPU
             # The update: sums over the samples of each of this rank's shards, zeros on a rank that does not learn.
             ("statistics", "f8", (num_shards, num_statistics)),
@@ -151,6 +155,8 @@ class Reporter:
             "rollout/episodes": float(rows["num_episodes"].sum()),
             **self._learning_metrics(local.update, _in_order(rows["statistics"]).sum(axis=0)),
         }
+        if rows["has_infos"].any():
+            global_metrics |= self._share_infos(local.infos)
         report = IterationReport(
             iteration=local.iteration,
             env_steps=env_steps_before + int(num_steps),
@@ -179,6 +185,7 @@ class Reporter:
         row["num_bytes"] = times.num_bytes
         row["num_steps"] = collected.num_steps
         row["num_episodes"] = len(collected.episodes)
+        row["has_infos"] = bool(local.infos)
         row["device_memory"] = math.nan if local.device_memory is None else local.device_memory
         # A rank that does not learn may have fewer sums than the learner: the rest stay zero.
         sums = local.update.local_sums.numpy()[..., : len(self._statistics)]
@@ -225,6 +232,18 @@ class Reporter:
         gathered = self._gather(self.group, rows)
         ended = [row for row in gathered.reshape(-1, 4).tolist() if row[0] >= 0]
         self.window.extend((episode_return, int(length)) for _, _, episode_return, length in sorted(ended))
+
+    def _share_infos(self, local: dict[str, tuple[float, int]]) -> dict[str, float]:
+        """Return the means of infos over the episodes of all ranks, as metrics. Names may differ between ranks."""
+        contents, _ = gather_bytes(self.group, json.dumps(local).encode())
+        self.group.records[-2:] = [record._replace(num_bytes=None) for record in self.group.records[-2:]]
+        sums: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        for content in contents:
+            for name, pair in json.loads(content).items():
+                for i, x in enumerate(pair):
+                    sums[name][i] += x
+        means = {name: total / count for name, (total, count) in sorted(sums.items())}
+        return info_metrics(means, ENV_PREFIX, "rollout/success_rate")
 
     # -- Metrics from the rows.
 

@@ -423,9 +423,7 @@ def profile(m):
         if not (folder / "trace.json").exists():
             continue
         shutil.copy(folder / "where_the_time_goes.md", m.out / f"where_the_time_goes_{task}_{compiles}.md")
-        found[name]["trace"] = trace = summed(
-            json.loads((folder / "trace.json").read_text())["traceEvents"]
-        )
+        found[name]["trace"] = trace = summed(json.loads((folder / "trace.json").read_text())["traceEvents"])
         for kind, rows in trace.items():
             print(f"  {kind}")
             for name, (ms, count) in rows.items():

@@ -37,6 +37,7 @@ def test_every_metric_is_listed_once_and_fully():
             "loss",
             "user",
             "algorithm",
+            "env",
         }
         assert metric.name.split("/")[0] in groups
         assert all((metric.unit, metric.reduction, metric.meaning, metric.source))

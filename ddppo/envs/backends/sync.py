@@ -46,6 +46,9 @@ class Answers(NamedTuple):
     rewards: np.ndarray  # [E] float64
     terminated: np.ndarray  # [E] bool
     truncated: np.ndarray  # [E] bool
+    noted: (
+        np.ndarray
+    )  # [E] bool: an episode has ended with numbers in its info, which `take_infos` has not taken yet
 
     def part(self, of: slice) -> "Answers":
         return Answers(*(array[of] for array in self))
@@ -53,7 +56,7 @@ class Answers(NamedTuple):
 
 def answer_layout(num_envs: int, row_dtype: np.dtype) -> list[tuple[tuple[int, ...], np.dtype]]:
     """Return the shape and type of every array of `Answers`, in order."""
-    return [((num_envs,), np.dtype(kind)) for kind in (row_dtype, row_dtype, np.float64, bool, bool)]
+    return [((num_envs,), np.dtype(kind)) for kind in (row_dtype, row_dtype, np.float64, bool, bool, bool)]
 
 
 class Stepper(Protocol):
@@ -121,13 +124,15 @@ class InTurn:
             self.answers.rows[i] = env.reset(seed=int(seed))[0]  # Gymnasium refuses np.int64
 
     def step(self, actions: np.ndarray) -> None:
-        rows, final_rows, rewards, terminated, truncated = self.answers
+        rows, final_rows, rewards, terminated, truncated, noted = self.answers
         for i, env in enumerate(self.envs):
             self._at[0] = i
             row, rewards[i], terminated[i], truncated[i], _ = env.step(actions[i])
             # An episode that ends is reset at once: its last observation goes to final_rows.
             if terminated[i] or truncated[i]:
                 final_rows[i] = row
+                if env.info:
+                    noted[i] |= env.note_info()
                 row = env.reset()[0]
             rows[i] = row
 
@@ -200,6 +205,15 @@ class SteppedEnvs:
 
     def made_anew(self) -> list[int]:
         return self._stepper.made_anew()
+
+    def take_infos(self) -> dict[int, list[dict[str, float]]]:
+        """Return the numbers in the last infos of episodes that ended since the last call, by environment."""
+        noted = self._stepper.answers.noted
+        if not noted.any():
+            return {}
+        (envs,) = noted.nonzero()
+        noted[:] = False
+        return self._stepper.call("take_infos", dict.fromkeys(envs.tolist(), ()))
 
     def state(self) -> dict[str, Any]:
         return {"envs": self._of_all(self._call_all("state"))}

@@ -6,6 +6,7 @@ not have the plain type already (`x is not False`, `type(x) is not float`).
 """
 
 import linecache
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -302,3 +303,31 @@ class PlainAnswers(gym.Wrapper):
     def _with_mask(self, obs: Any, info: Mapping[Any, Any], *, is_over: bool) -> dict[str, Any]:
         mask = mask_of(obs, info, None if is_over else self._masks)
         return dict(info) if mask is None else {**info, MASK: mask}
+
+
+# -- Numbers in the info of an episode's last step, which training and evaluation average (env/<name> in the records).
+
+_INFO_NAME = re.compile(r"[A-Za-z][\w.\-]*")
+_EPISODE = "episode"  # Gymnasium's RecordEpisodeStatistics, and Stable-Baselines3's Monitor
+_RECORDED_ANYWAY = ("r", "l", "t")  # there: return, length, time
+_MOST_NUMBERS = 64  # of one info
+
+
+def numbers_in(info: Mapping[str, Any]) -> dict[str, float]:
+    """Return the finite scalars in an info by name, those of info["episode"] included, at most 64.
+
+    True is 1. Names that begin with "_" or hold other characters than letters, digits, _ . and - are left out.
+    """
+    found: dict[str, float] = {}
+    extras = info.get(_EPISODE)
+    own = (
+        {k: x for k, x in extras.items() if k not in _RECORDED_ANYWAY} if isinstance(extras, Mapping) else {}
+    )
+    for name, x in (*info.items(), *own.items()):
+        if isinstance(x, np.ndarray | np.generic) and x.ndim == 0:
+            x = x.item()
+        if not isinstance(x, bool | int | float) or not isinstance(name, str):
+            continue
+        if len(found) < _MOST_NUMBERS and _INFO_NAME.fullmatch(name) and math.isfinite(x):
+            found[name] = float(x)
+    return found
