@@ -15,13 +15,19 @@ from typing import Any
 import numpy as np
 
 from ddppo.config.settings import Config
-from ddppo.config.stored import in_effect
+from ddppo.config.stored import in_effect, to_yaml
 from ddppo.files import free_name, replacing
 from ddppo.records.metrics import TASK_PREFIX, TOPOLOGY_METRICS, WAIT_NAMES, IterationReport
 from ddppo.terminal import warn
 
 # Page -> chart -> tags. A tag is a regular expression that TensorBoard matches from the start of a name.
 LAYOUT: dict[str, dict[str, list[str]]] = {
+    "returns": {
+        "return: training episodes, evaluations": ["rollout/return_mean$", "eval/return_mean$"],
+        "success rate: training episodes, evaluations": ["rollout/success_rate$", "eval/success_rate$"],
+        "numbers of the task's infos": ["env/.*"],
+        "steps per second of each rank": [r"dist/rank\d+/fps$"],
+    },
     "time breakdown": {
         "parts of an iteration (s, mean over ranks)": [
             "time/t_iter$",
@@ -34,7 +40,11 @@ LAYOUT: dict[str, dict[str, list[str]]] = {
         "shares of an iteration": ["dist/rho_comm$", "dist/rho_sync$"],
         "communication: exposed and total (s)": ["time/t_comm$", "time/t_comm_total$"],
         "t_rollout of each rank (s)": [r"dist/rank\d+/t_rollout$"],
+        "t_learn of each rank (s)": [r"dist/rank\d+/t_learn$"],
         "t_sync of each rank (s)": [r"dist/rank\d+/t_sync$"],
+        "t_comm of each rank (s)": [r"dist/rank\d+/t_comm$"],
+        "rho_comm of each rank": [r"dist/rank\d+/rho_comm$"],
+        "rho_sync of each rank": [r"dist/rank\d+/rho_sync$"],
         "steps per second": ["rollout/fps$"],
         "saving checkpoints (s)": ["time/t_checkpoint$"],
         "waiting, by the role waited for (s, mean over ranks)": [f"{name}$" for name in WAIT_NAMES],
@@ -66,6 +76,20 @@ LAYOUT: dict[str, dict[str, list[str]]] = {
         "epochs completed": ["train/epochs$"],
     },
 }
+# Curves that TensorBoard shows first, for it sorts groups by name: the same numbers once more.
+_CHARTS = {
+    "rollout/return_mean": "charts/return_mean",
+    "eval/return_mean": "charts/eval_return_mean",
+    "rollout/success_rate": "charts/success_rate",
+    "rollout/length_mean": "charts/length_mean",
+    "rollout/fps": "charts/fps",
+}
+# Of each rank, by their names there.
+_OF_RANKS = {
+    "rollout/local_fps": "fps",
+    **{f"time/{part}": part for part in ("t_rollout", "t_learn", "t_comm", "t_sync")},
+    **{f"dist/{share}": share for share in ("rho_comm", "rho_sync")},
+}
 _BY_WALL = "eval_by_wall_ms/"
 _TASK_BY_WALL = "task_by_wall_ms/"
 # Scores of the final evaluation, which the HPARAMS tab compares.
@@ -78,10 +102,12 @@ class TensorBoardWriter:
     Names and x-axes:
         as in docs/metrics.md           over env_steps; per-rank metrics as means over the ranks that have them,
                                         without rollout/local_*
-        dist/rank<r>/t_rollout, t_sync  over env_steps, if W > 1
+        charts/*                        over env_steps: returns and steps per second, which TensorBoard shows first
+        dist/rank<r>/*                  over env_steps, if W > 1: fps, t_rollout, t_learn, t_comm, t_sync, rho_*
         eval_by_wall_ms/return_*        over wall_s in milliseconds
         task_by_wall_ms/*               over wall_s in milliseconds
         eval_final/*                    one point, with the hyperparameters
+        config                          all settings, as text
         task/*                          pictures of the task's journal
     """
 
@@ -113,6 +139,7 @@ class TensorBoardWriter:
             for page, charts in LAYOUT.items()
         }
         self._writer.add_custom_scalars(pages)
+        self._writer.add_text("config", "```yaml\n" + to_yaml(config) + "```")
         # Not SummaryWriter.add_hparams: it opens another folder, which TensorBoard shows as a second run.
         metrics = dict.fromkeys((f"eval_final/{name}" for name in FINAL_NAMES), 0.0)
         experiment, start, self._session_end = hparams(hyperparameters(config), metrics)
@@ -124,8 +151,9 @@ class TensorBoardWriter:
         scalars = report.scalars()
         if self._world_size > 1:
             for rank, metrics in enumerate(report.rank_metrics):
-                for name in {"time/t_rollout", "time/t_sync"} & metrics.keys():
-                    scalars[f"dist/rank{rank}/{name.removeprefix('time/')}"] = metrics[name]
+                for name in _OF_RANKS.keys() & metrics.keys():
+                    scalars[f"dist/rank{rank}/{_OF_RANKS[name]}"] = metrics[name]
+        scalars |= {chart: scalars[name] for name, chart in _CHARTS.items() if name in scalars}
         _add_scalars(self._writer, scalars, report.env_steps)
         # Scores once more, over training time.
         by_wall = {}

@@ -261,6 +261,19 @@ def test_figures_say_their_numbers_to_a_pointer_and_show_every_seed(sweep):
     assert "<title>W=4, seed 1: S = 2.4 (381 steps/s)</title>" in page
 
 
+def test_speedup_and_efficiency_are_scalars_for_tensorboard_with_w_as_the_step(sweep, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    report, folder = make_report(options(sweep, out=str(tmp_path / "report")))
+    (study,) = report.studies
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    for name in ("speedup", "efficiency"):
+        shown = [(event.step, event.value) for event in events.Scalars(f"scaling/{name}")]
+        rows = [(row.world_size, getattr(row, name).median) for row in study.study.rows]
+        assert shown == [(w, pytest.approx(x)) for w, x in rows]
+
+
 def test_a_report_made_again_replaces_its_own_folder_only(tmp_path):
     table = tmp_path / "table.csv"
     table.write_text(PUBLISHED)

@@ -10,6 +10,9 @@ from ddppo.config.settings import Config
 from ddppo.records.metrics import GLOBAL_NAMES, PER_RANK_NAMES, IterationReport
 from ddppo.records.tensorboard import LAYOUT, TensorBoardWriter, hyperparameters
 
+OF_RANKS = ("fps", "t_rollout", "t_learn", "t_comm", "t_sync", "rho_comm", "rho_sync")
+CHARTS = ("eval_return_mean", "fps", "length_mean", "return_mean", "success_rate")
+
 
 def config():
     result = Config()
@@ -61,10 +64,12 @@ def test_scalars_are_grouped_and_named_as_in_the_table(written):
         "eval",
         "eval_final",
         "eval_by_wall_ms",
+        "env",
+        "charts",
     }
-    per_rank = {f"dist/rank{r}/{part}" for r in (0, 1) for part in ("t_rollout", "t_sync")}
+    per_rank = {f"dist/rank{r}/{part}" for r in (0, 1) for part in OF_RANKS}
     assert {
-        t for t in tags if not t.startswith(("eval_final/", "eval_by_wall_ms/"))
+        t for t in tags if not t.startswith(("eval_final/", "eval_by_wall_ms/", "charts/"))
     } - per_rank == GLOBAL_NAMES | PER_RANK_NAMES - {"rollout/local_steps", "rollout/local_fps"}
 
 
@@ -77,6 +82,18 @@ def test_times_are_means_over_ranks_beside_those_of_each_rank(written):
     assert points(events, "time/t_rollout")[0] == (512, 1.5)
     assert points(events, "dist/rank0/t_rollout")[0] == (512, 1.0)
     assert points(events, "dist/rank1/t_sync")[0] == (512, 2.0)
+
+
+def test_tensorboard_opens_on_returns(written):
+    tags = sorted(read(written).Tags()["scalars"])
+    of_ppo = [tag for tag in tags if not tag.startswith("algorithm/")]
+    assert of_ppo[:5] == [f"charts/{name}" for name in CHARTS]
+    assert points(read(written), "charts/eval_return_mean") == points(read(written), "eval/return_mean")
+
+
+def test_all_settings_are_there_as_text(written):
+    (text,) = read(written).Tensors("config/text_summary")
+    assert "env:\n  id: CartPole-v1" in text.tensor_proto.string_val[0].decode()
 
 
 def test_one_rank_has_no_tags_of_its_own(tmp_path):
@@ -137,8 +154,8 @@ def test_resume_survives_an_event_that_a_kill_left_half_written(tmp_path, size):
 def test_the_layout_has_pages_for_time_topology_and_stability(written):
     layout = layout_pb2.Layout()
     layout.ParseFromString(read(written).Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0])
-    assert [page.title for page in layout.category] == ["time breakdown", "topology", "stability"]
-    parts = layout.category[0].chart[0].multiline.tag
+    assert [page.title for page in layout.category] == ["returns", "time breakdown", "topology", "stability"]
+    parts = layout.category[1].chart[0].multiline.tag
     assert list(parts) == [f"time/t_{p}$" for p in ("iter", "rollout", "learn", "sync", "comm", "other")]
 
 

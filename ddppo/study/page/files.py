@@ -1,8 +1,10 @@
 """How is a report written? The files of its folder, and its text on the terminal."""
 
+import math
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -10,6 +12,7 @@ from pathlib import Path
 
 from ddppo.errors import RunFolderError
 from ddppo.files import stored, write_json
+from ddppo.study.measure.speedup import Study
 from ddppo.study.page import html, tables, topologies
 from ddppo.study.page.chart import Chart
 from ddppo.study.read.run_folders import REPORT_FILE, REPORT_KIND, is_report
@@ -43,7 +46,7 @@ def folder_of(options: ReportOptions) -> Path:
 
 
 def write(report: Report, folder: Path, live: html.Live | None = None) -> None:
-    """Write report.html, summary.json, the CSV files and plots/ into `folder`, all of them or none.
+    """Write report.html, summary.json, the CSV files, plots/ and tensorboard/ into `folder`, all of them or none.
 
     Each of several studies has a folder of its own in plots/. An earlier report is replaced. Raises RunFolderError if
     the folder holds anything else.
@@ -57,6 +60,8 @@ def write(report: Report, folder: Path, live: html.Live | None = None) -> None:
     with new_folder(folder) as new:
         for chapter, inner in zip(chapters, _folder_names(report.studies), strict=True):
             write_plots(new / "plots" / inner, chapter.charts)
+        for each, inner in zip(report.studies, _folder_names(report.studies), strict=True):
+            write_scalars(new / "tensorboard" / inner, each.study)
         runs = [tables.run_row(run) for each in report.studies for run in each.study.runs]
         rows = [row for each in report.studies for row in tables.study_rows(each.study, each.accounts)]
         write_plots(new / "plots", [topologies.figure(each.found) for each in report.topologies])
@@ -90,6 +95,27 @@ def write_plots(folder: Path, charts: Sequence[Chart]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for chart in charts:
         (folder / f"{chart.name}.svg").write_text(chart.svg(standalone=True), encoding="utf-8")
+
+
+def write_scalars(folder: Path, study: Study) -> None:
+    """Write S(W), E(W) and more as TensorBoard's scalars: medians over seeds, with W as the step."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    folder.mkdir(parents=True, exist_ok=True)
+    writer = EventFileWriter(str(folder))
+    for row in study.rows:
+        numbers = {
+            "scaling/speedup": row.speedup.median,
+            "scaling/efficiency": row.efficiency.median,
+            "scaling/fps": row.fps.median,
+            "scaling/rho_comm": row.rho_comm,
+            "scaling/rho_sync": row.rho_sync,
+        }
+        values = [Summary.Value(tag=tag, simple_value=x) for tag, x in numbers.items() if math.isfinite(x)]
+        writer.add_event(Event(step=row.world_size, wall_time=time.time(), summary=Summary(value=values)))
+    writer.close()
 
 
 def as_json(report: Report) -> dict[str, object]:
