@@ -1,12 +1,17 @@
-"""Imported by a process that doors fork from: has it compose what they mostly ask for, and find Hydra's plugins."""
+"""Imported by a process that doors fork from: has it compose what they mostly ask for, and find Hydra's plugins.
+
+Ranks fork from doors: a configuration converted here makes the schema of settings for all of them, 90 ms each.
+"""
 
 import sys
 
+import gymnasium.envs.classic_control  # noqa: F401  for all ranks, which else import it each
 from hydra import compose, initialize_config_dir
 from hydra.core.plugins import Plugins
 
 import ddppo.launch.sweep  # noqa: F401
 import tests.composed_once  # noqa: F401
+from ddppo.config import stored
 from ddppo.config.compose import conf_dir, register
 
 conf = conf_dir()
@@ -15,5 +20,5 @@ Plugins.instance()
 register()
 with initialize_config_dir(str(conf), version_base="1.3"):
     for env in ("cartpole", "pendulum"):
-        compose("config", [f"env={env}"])
+        stored.to_yaml(stored.from_omegaconf(compose("config", [f"env={env}"])))
     compose("config", [])

@@ -1,9 +1,10 @@
 """Have Hydra do once in a process what it does anew for every command: in a test's process, and in those forked of it.
 
 Doors called by the hundred are mostly Hydra's work, of which nothing differs but the settings at the end. What a choice
-of groups composes to is kept, and copied for who asks again; settings are put into the copy by Hydra itself. So is the
-schema of a class. Hydra also composes a command line twice, at first only to see whether hydra.mode is set, which but
-one of them does here. It holds in whoever imports this; a door whose interpreter is started anew does as Hydra does.
+of groups composes to is kept, and copied for who asks again; settings are put into the copy by Hydra itself. So are the
+schema of a class and the content of a preset's file. Hydra also composes a command line twice, at first only to see
+whether hydra.mode is set, which but one of them does here. It holds in whoever imports this; a door whose interpreter
+is started anew does as Hydra does.
 """
 
 import copy
@@ -20,10 +21,12 @@ _get_mode = Hydra.get_mode
 _store = ConfigStore.store
 _defaults_of = config_loader_impl.create_defaults_list
 _composed_from = ConfigLoaderImpl._compose_config_from_defaults_list
+_loaded_from = CachingConfigRepository.load_config
 
 _schemas: dict[tuple, object] = {}  # what ConfigStore holds under a name, and of which class that is
 _defaults: dict[tuple, tuple[list, dict]] = {}
 _composed: dict[tuple, bytes] = {}
+_loaded: dict[tuple, bytes] = {}
 
 
 def mode_of(self, config_name, overrides):
@@ -76,8 +79,21 @@ def share_sources(self, delegate):
     self.delegate, self.cache = copy.copy(delegate), {}
 
 
+def load_once(self, config_path):
+    """Return a preset as Hydra reads it, a copy of its own for every command, for Hydra changes what it read."""
+    if (key := f"config_path={config_path}") in self.cache:
+        return self.cache[key]
+    preset = (_where(self), config_path)
+    if preset in _loaded:
+        self.cache[key] = pickle.loads(_loaded[preset])
+    elif (made := _loaded_from(self, config_path)) is not None:
+        _loaded[preset] = pickle.dumps(made)
+    return _loaded_from(self, config_path)
+
+
 Hydra.get_mode = mode_of
 ConfigStore.store = store_once
 CachingConfigRepository.__init__ = share_sources
+CachingConfigRepository.load_config = load_once
 config_loader_impl.create_defaults_list = defaults_once
 ConfigLoaderImpl._compose_config_from_defaults_list = compose_once

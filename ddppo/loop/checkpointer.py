@@ -6,6 +6,7 @@ path: rank 0 hands over a copy, and a thread serialises, syncs and renames it.
 """
 
 import dataclasses
+import functools
 import os
 import threading
 import time
@@ -58,11 +59,15 @@ class Checkpointer:
         self._window = window
         self._environments = _environments(context)
         self._restored_environments: dict[str, Any] | None = None  # of the checkpoint, until they begin
-        self._config_yaml = to_yaml(dataclasses.replace(context.config, resume=None))
         self._saved_at = time.monotonic()
         self._environments_at_end: dict[str, Any] | None = None  # when training was complete
         self._replay_at_end: dict[str, Any] = {}
         self._has_warned = False  # of a large part
+
+    @functools.cached_property
+    def _config_yaml(self) -> str:
+        """Made when it is first saved: it takes 30 ms, and rank 0 alone saves."""
+        return to_yaml(dataclasses.replace(self._context.config, resume=None))
 
     # -- Saving. All ranks call these methods together.
 

@@ -81,16 +81,24 @@ class RunFolder:
         If ppo.total_steps was raised since, the run is not complete any more, unless it ended early by a rule that
         holds.
         """
-        try:
-            found = json.loads((self.path / "summary.json").read_text())
-            config = self.config()
-        except (OSError, ValueError, ConfigError):
+        found = self._written_summary()
+        whole = found.get("schema_version") == SCHEMA_VERSION and found.get("status") == "completed"
+        if not whole:
             return None
-        whole = isinstance(found, dict) and found.get("schema_version") == SCHEMA_VERSION
-        if not whole or found.get("status") != "completed":
+        try:
+            config = self.config()  # takes 40 ms to read: last
+        except ConfigError:
             return None
         is_trained = found.get("env_steps", 0) >= config.training.total_steps
         return found if is_trained or holds(config, completed_by(found)) else None
+
+    def _written_summary(self) -> dict[str, Any]:
+        """Return what summary.json holds, of a complete run or not; {} if it cannot be read."""
+        try:
+            found = json.loads((self.path / "summary.json").read_text())
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
 
     @property
     def is_complete(self) -> bool:
@@ -99,6 +107,8 @@ class RunFolder:
     @property
     def failed_after_training(self) -> str:
         """The steps after training that failed in a complete run, and the commands that repeat them; "" if none did."""
+        if not self._written_summary().get("failed_after_training"):
+            return ""
         steps = (self.summary() or {}).get("failed_after_training", [])
         return "; ".join(f"{s['step']} failed: {s['why']}; repeat it by: {s['command']}" for s in steps)
 

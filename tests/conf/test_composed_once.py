@@ -6,6 +6,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra._internal import config_loader_impl
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import CachingConfigRepository
 from omegaconf import OmegaConf
 
 from ddppo.config.compose import conf_dir, register
@@ -35,6 +36,7 @@ def test_what_is_composed_again_is_what_hydra_composes(overrides):
         mock.patch.object(
             ConfigLoaderImpl, "_compose_config_from_defaults_list", composed_once._composed_from
         ),
+        mock.patch.object(CachingConfigRepository, "load_config", composed_once._loaded_from),
     ):
         assert first == again == composed(*overrides)
 
