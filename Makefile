@@ -9,7 +9,7 @@ PYTEST := $(PY) -m pytest -n $(PROCESSES) --no-loadscope-reorder
 # anew (.4 s of a core), every process of pytest all tests (16 s).
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help train check test test-all test-jax test-chat test-aws test-aws-cli test-openenv package bench-check docs lint format slurm-up slurm-down clean
+.PHONY: help train check test test-all test-jax test-chat test-aws test-aws-cli test-openenv beside package bench-check docs lint format slurm-up slurm-down clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -45,25 +45,44 @@ test-jax: .venv/.installed  ## try the adapters of simulators in JAX, with gymna
 	PYTHONPATH="$$($(PY) -c "import sysconfig; print(sysconfig.get_path('purelib'))")" \
 	  build/jax/bin/python -m pytest -n 0 tests/device/test_jax_simulators.py
 
-test-chat: .venv/.installed  ## try the chat templates of real models, from the wheel of trl without what it needs (1 MB)
-	.venv/bin/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target build/trl trl==1.16.0
-	PYTHONPATH=build/trl $(PY) -m pytest -n 0 tests/domains/text/test_chat_templates.py
+# What tests need beside .venv, each in a folder of its own, installed again when this file changes. The tests look for it
+# there: make test-all runs them too once `make beside` was run, as in .ci/run; else it skips them.
+BESIDE := build/trl build/moto_server build/openenv build/awscli
+INSTALL := pip install --quiet --disable-pip-version-check
+
+beside: $(BESIDE:=/.installed)
+
+build/trl/.installed: Makefile | .venv/.installed
+	.venv/bin/$(INSTALL) --no-deps --upgrade --target build/trl trl==1.16.0
+	touch $@
 
 # Beside .venv, because moto[server] wants an antlr4 that omegaconf cannot use.
-test-aws: .venv/.installed  ## try tasks of the cloud at a server of moto, with what it needs beside .venv (4 small packages)
-	.venv/bin/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target build/moto_server \
+build/moto_server/.installed: Makefile | .venv/.installed
+	.venv/bin/$(INSTALL) --no-deps --upgrade --target build/moto_server \
 	  flask==3.1.2 flask-cors==6.0.1 itsdangerous==2.2.0 blinker==1.9.0
+	touch $@
+
+build/openenv/.installed: Makefile tests/serve/openenv.txt
+	$(PYTHON) -m venv build/openenv
+	build/openenv/bin/$(INSTALL) --no-deps openenv==0.10.0
+	build/openenv/bin/$(INSTALL) -r tests/serve/openenv.txt
+	touch $@
+
+build/awscli/.installed: Makefile | .venv/.installed
+	.venv/bin/$(INSTALL) --no-deps --upgrade --target build/awscli \
+	  awscli==1.46.3 docutils==0.19 rsa==4.7.2 pyasn1==0.6.5 colorama==0.4.6
+	touch $@
+
+test-chat: .venv/.installed build/trl/.installed  ## try the chat templates of real models, from the wheel of trl without what it needs (1 MB)
+	$(PY) -m pytest -n 0 tests/domains/text/test_chat_templates.py
+
+test-aws: .venv/.installed build/moto_server/.installed  ## try tasks of the cloud at a server of moto, with what it needs beside .venv (4 small packages)
 	$(PY) -m pytest -n 0 tests/domains/cloud/test_cloud_endpoint.py
 
-test-openenv: .venv/.installed  ## try OpenEnv both ways, with its package in an environment of its own (200 MB, 3 minutes)
-	$(PYTHON) -m venv build/openenv
-	build/openenv/bin/pip install --quiet --disable-pip-version-check --no-deps openenv==0.10.0
-	build/openenv/bin/pip install --quiet --disable-pip-version-check -r tests/serve/openenv.txt
+test-openenv: .venv/.installed build/openenv/.installed  ## try OpenEnv both ways, with its package in an environment of its own (200 MB, 3 minutes)
 	$(PY) -m pytest -n 0 tests/serve/test_openenv_package.py
 
-test-aws-cli: .venv/.installed  ## compare the cloud's command line with the AWS CLI itself (155 MB, in a folder of its own)
-	.venv/bin/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target build/awscli \
-	  awscli==1.46.3 docutils==0.19 rsa==4.7.2 pyasn1==0.6.5 colorama==0.4.6
+test-aws-cli: .venv/.installed build/awscli/.installed  ## compare the cloud's command line with the AWS CLI itself (155 MB, in a folder of its own)
 	$(PY) -m pytest -n 0 -m "not slow" tests/domains/cloud/test_cloud_true_cli.py
 
 package: .venv/.installed  ## build the wheel, and try it in an environment of its own, away from here

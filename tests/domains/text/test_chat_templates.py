@@ -1,8 +1,5 @@
 """Chat templates of real models, which the wheel of trl holds (`make test-chat`), turn by turn and whole."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("transformers", reason="needs the extra hf: pip install '.[hf]'")
@@ -13,11 +10,9 @@ from ddppo.config.variants import settings_of
 from ddppo.domains.text.conversations import ChatTokenizer, language_tokenizer
 from ddppo.errors import ConfigError
 from tests.domains.text.chat_models import tokenizer_of
+from tests.support import CHECKOUT
 
-_FOUND = importlib.util.find_spec("trl")
-TEMPLATES = (
-    sorted(Path(_FOUND.origin).parent.glob("chat_templates/*.jinja")) if _FOUND and _FOUND.origin else []
-)
+TEMPLATES = sorted((CHECKOUT / "build" / "trl" / "trl").glob("chat_templates/*.jinja"))
 if not TEMPLATES:
     pytest.skip("needs the chat templates of trl 1.16: make test-chat", allow_module_level=True)
 
