@@ -1,3 +1,4 @@
+import functools
 import json
 import time
 from types import SimpleNamespace
@@ -30,12 +31,21 @@ def journal_of(folder, **kwargs):
     return CircuitJournal(EnvConfig(id="ddppo/Circuit-v0", kwargs={**BOTH, **kwargs}), folder)
 
 
-def noted(folder, num_iterations=6, **kwargs):
-    """Return a journal of a short run, what it said of each iteration, and the environments."""
-    journal, run, said = journal_of(folder, **kwargs), Together(4, **{**BOTH, **kwargs}), []
-    for iteration in range(1, num_iterations + 1):
+@functools.cache
+def played():
+    """Return environments that played 6 iterations, and what they said after each: for journals of any patience."""
+    run, said = Together(4, **BOTH), []
+    for _ in range(6):
         run.play(100)
-        said.append(journal.note(run.exchange(), 400 * iteration, 2.5 * iteration))
+        said.append(run.exchange())
+    return run, said
+
+
+def noted(folder, num_iterations=6, **kwargs):
+    """Return a journal of a short run, what it said of each iteration, and the environments after all 6."""
+    run, messages = played()
+    journal = journal_of(folder, **kwargs)
+    said = [journal.note(list(messages[k - 1]), 400 * k, 2.5 * k) for k in range(1, num_iterations + 1)]
     return journal, said, run
 
 
