@@ -60,7 +60,7 @@ def plain(tmp_path_factory):
     return built(tmp_path_factory.mktemp("plain"), "g++", "-march=haswell", "-mtune=haswell")
 
 
-@pytest.mark.quick_cases("g++ haswell znver3")
+@pytest.mark.slow  # each build takes 15 s of a core
 @pytest.mark.parametrize("build", X86, ids=lambda build: " ".join(part.rpartition("=")[2] for part in build))
 def test_no_compiler_tuning_or_vector_width_changes_a_bit(build, plain, tmp_path):
     if WITH_AVX512 in build and not has("avx512f"):

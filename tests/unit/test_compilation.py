@@ -1,5 +1,6 @@
 """Which code a run computes with: C++, torch.compile or eager torch, recorded, and the same when it is resumed."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from ddppo.native.compiling import CPP, NotCompiled
 from ddppo.ppo import compiled as compiled_step
 from ddppo.records import checkpoint
 from tests.support import PATIENCE_S, TINY, summary
+
+ENVIRON = dict(os.environ)  # with the cache of all tests
 
 
 @pytest.fixture(autouse=True)
@@ -233,6 +236,6 @@ print(sorted({"ddppo.ppo.cpp.learner", "torch._dynamo", "sympy"} & set(sys.modul
     arguments = ("env=cartpole", "ppo.total_steps=512", *TINY, f"hydra.run.dir={tmp_path}")
     done = subprocess.run(
         [sys.executable, "-c", program, *arguments],
-        capture_output=True, text=True, check=False, timeout=PATIENCE_S,
+        env=ENVIRON, capture_output=True, text=True, check=False, timeout=PATIENCE_S,
     )  # fmt: skip
     assert done.stdout.splitlines()[-1] == "['ddppo.ppo.cpp.learner']", done.stdout + done.stderr
