@@ -10,12 +10,11 @@
  * added in pairs, r0 + r1, r2 + r3, ..., then these sums in pairs, and so on, so the bits depend neither on the rank
  * that adds nor on the order of arrival. dist.reduction=ordered needs this very tree (group.py:sum_in_pairs).
  *
- * A waiting rank spins, then yields its core, then sleeps on a futex (`wait_for_all`). After nap_ns it returns WAITING
- * to Python, which handles signals, looks for ended processes, and calls resume() again.
+ * A waiting rank spins for a moment if it has a core to itself, then sleeps on a futex (`wait_for_all`). After nap_ns it
+ * returns WAITING to Python, which handles signals, looks for ended processes, and calls resume() again.
  */
 #define _GNU_SOURCE
 #include <linux/futex.h>
-#include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
@@ -47,7 +46,8 @@ struct segment { /* the shared memory, zero at first; the slots follow `ranks` *
 
 struct context { /* of one rank; _Context of shared_memory.py has the same fields */
     struct segment *segment;
-    uint64_t rank, world_size, slot_bytes, spin_ns, num_yields, nap_ns;
+    uint64_t rank, world_size, slot_bytes, most_spin_ns, nap_ns;
+    uint64_t spin_ns; /* how long the next wait spins, at most most_spin_ns */
     /* the collective under way */
     const char *in;
     char *out;
@@ -156,24 +156,35 @@ static int has_opened(const struct context *c) {
     return is_open(c);
 }
 
-static int wait_for_all(const struct context *c) {
+static void spin_longer(struct context *c) {
+    uint64_t longer = 2 * c->spin_ns + 1000;
+    c->spin_ns = longer < c->most_spin_ns ? longer : c->most_spin_ns;
+}
+
+/* Wait until the operation is complete. Spinning is faster than a sleep if the others come before a sleeping rank would
+ * have woken up, and else keeps a core from a program that could use it: so the next wait spins twice as long after a
+ * wait that was shorter than most_spin_ns, and half as long after a longer one. No sched_yield: since Linux 6.18 it gives
+ * up the whole time slice, and if another program wants the core each yield lasts milliseconds. */
+static int wait_for_all(struct context *c) {
     struct segment *s = c->segment;
     if (has_opened(c)) return DONE;
-    for (uint64_t end = c->spin_ns ? now_ns() + c->spin_ns : 0; end && now_ns() < end;)
+    uint64_t start = c->most_spin_ns ? now_ns() : 0;
+    for (uint64_t end = start + c->spin_ns; c->spin_ns && now_ns() < end;)
         for (int i = 0; i < 16; i++) {
-            if (has_opened(c)) return DONE;
+            if (has_opened(c)) {
+                spin_longer(c);
+                return DONE;
+            }
             pause_a_little();
         }
-    for (uint64_t i = 0; i < c->num_yields; i++) {
-        sched_yield();
-        if (has_opened(c)) return DONE;
-    }
     /* Sleep until `open` changes. A rank that opens in between sees `asleep` or changes `seen`: no wake-up is lost. */
     struct timespec nap = {0, (long)c->nap_ns};
     unsigned seen = atomic_load(&s->open);
     atomic_fetch_add(&s->asleep, 1);
     if (!is_open(c)) syscall(SYS_futex, &s->open, FUTEX_WAIT, seen, &nap, NULL, 0);
     atomic_fetch_sub(&s->asleep, 1);
+    if (c->most_spin_ns && now_ns() - start < c->most_spin_ns) spin_longer(c);
+    else c->spin_ns /= 2;
     if (has_opened(c)) return DONE;
     return atomic_load(&s->fault) == LOST ? LOST : WAITING;
 }

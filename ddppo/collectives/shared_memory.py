@@ -27,15 +27,9 @@ _SUM, _GATHER, _BROADCAST, _BARRIER = range(4)
 _ADDABLE = {torch.float32: 0, torch.float64: 1, torch.int32: 2, torch.int64: 3}
 _BYTES = 4
 _WAITING, _MISMATCH, _LOST = 1, 2, 3
-# How a rank waits: it spins on its core for _SPIN_NS, then yields the core to other processes _NUM_YIELDS times, then
-# sleeps. Spinning is short, because the awaited rank may need this very core: always if there are more ranks than
-# cores. A yield is cheap if no other process wants the core, while waking up takes long; so some milliseconds of yields
-# cover the usual difference between ranks.
-_SPIN_NS = 2_000
-_NUM_YIELDS = 8_000
-# If many ranks share a core, a yield may only start another rank that yields. Measured on 2 cores with weak scaling: at
-# W = 4, 200 yields gave 1 to 15 % more steps/s than 20; at W = 8, 20 gave 12 to 14 % more than 200; at W = 32, equal.
-_NUM_YIELDS_CROWDED, _NUM_YIELDS_VERY_CROWDED, _VERY_CROWDED = 200, 20, 4
+# A waiting rank spins for at most this time, about as long as waking up takes, and then sleeps. If there are more ranks
+# than cores it sleeps at once: the awaited rank may need this very core.
+_MOST_SPIN_NS = 50_000
 # A sleeping rank wakes up after this time to see whether the other ranks' processes live; more with many ranks, because
 # every rank looks at every other.
 _NAP_NS = 100_000_000
@@ -50,7 +44,7 @@ class _Context(ctypes.Structure):
         ("segment", ctypes.c_void_p),
         *(
             (name, ctypes.c_uint64)
-            for name in ("rank", "world_size", "slot_bytes", "spin_ns", "num_yields", "nap_ns")
+            for name in ("rank", "world_size", "slot_bytes", "most_spin_ns", "nap_ns", "spin_ns")
         ),
         ("input", ctypes.c_void_p),
         ("output", ctypes.c_void_p),
@@ -114,12 +108,6 @@ def _segment_bytes(world_size: int) -> int:
     return count(world_size, _SLOT_BYTES)
 
 
-def _num_yields(ranks_per_core: float) -> int:
-    if ranks_per_core <= 1:
-        return _NUM_YIELDS
-    return _NUM_YIELDS_CROWDED if ranks_per_core < _VERY_CROWDED else _NUM_YIELDS_VERY_CROWDED
-
-
 class SharedMemoryGroup(Peers):
     """A rank among those that map one segment: all ranks of a run, the ranks of one machine, or a subgroup."""
 
@@ -146,8 +134,7 @@ class SharedMemoryGroup(Peers):
             rank=place,
             world_size=self._size,
             slot_bytes=_SLOT_BYTES,
-            spin_ns=_SPIN_NS if ranks_per_core <= 1 else 0,
-            num_yields=_num_yields(ranks_per_core),
+            most_spin_ns=_MOST_SPIN_NS if ranks_per_core <= 1 else 0,
             nap_ns=min(900_000_000, _NAP_NS * max(1, self._size // 8)),
         )
         self._at = ctypes.addressof(self._context)

@@ -104,6 +104,56 @@ def test_the_count_of_operations_may_wrap():
         assert results() == [[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]]
 
 
+# -- ranks that wait -------------------------------------------------------------------------------------------------
+
+
+LATE_S = 0.5  # how much later than rank 0 the last rank arrives
+
+
+def cpu_of_a_wait(group):
+    """Return the share of its waiting time in which rank 0 used a core."""
+    if group.rank == group.world_size - 1:
+        time.sleep(LATE_S)
+    start, cpu = time.perf_counter(), time.process_time()
+    group.barrier()
+    group.sum_(torch.ones(9155))
+    return (time.process_time() - cpu) / (time.perf_counter() - start)
+
+
+@pytest.mark.parametrize("world_size", [2, 5])
+def test_a_rank_that_waits_leaves_its_core_to_others(world_size):
+    with forked_ranks(world_size, cpu_of_a_wait) as (_, results):
+        assert all(share < 0.1 for share in results()[:-1])
+
+
+def test_ranks_that_share_a_core_do_not_spin(monkeypatch):
+    monkeypatch.setattr(meeting, "allowed_cores", lambda: [1])
+    with forked_ranks(2, lambda group: group._context.most_spin_ns) as (_, results):
+        assert results() == [0, 0]
+    monkeypatch.setattr(meeting, "allowed_cores", lambda: [1, 3])
+    with forked_ranks(2, lambda group: group._context.most_spin_ns) as (_, results):
+        assert results() == [shared_memory._MOST_SPIN_NS] * 2
+    # A container may have a quota of processor time instead.
+    monkeypatch.setattr(meeting, "cpu_quota", lambda: 1.5)
+    with forked_ranks(2, lambda group: group._context.most_spin_ns) as (_, results):
+        assert results() == [0, 0]
+
+
+def test_a_rank_spins_less_after_each_long_wait():
+    def spins_after_long_waits(group):
+        context, spins = group._context, []
+        context.most_spin_ns = context.spin_ns = 50_000
+        for _ in range(3):
+            if group.rank == 1:
+                time.sleep(0.01)
+            group.barrier()
+            spins.append(context.spin_ns)
+        return spins
+
+    with forked_ranks(2, spins_after_long_waits) as (_, results):
+        assert results(0) == [[25_000, 12_500, 6_250]]
+
+
 # -- ranks that are lost ---------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,9 @@
 
 import os
 import signal
+import socket
+import struct
+import time
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +13,7 @@ from test_envs_tasks import task
 
 from ddppo.config.settings import EnvConfig
 from ddppo.envs.backends import pool as pool_module
+from ddppo.envs.backends.pool_memory import receive_byte
 from ddppo.envs.backends.pool_process import StepCost, choose_num_workers
 from ddppo.envs.make import make_vec_env
 from ddppo.errors import EnvRaised, EnvWorkerLost
@@ -185,6 +189,22 @@ def test_a_hundred_environments_on_two_cores_are_an_ordinary_load(pool, monkeypa
     assert len(envs._stepper.workers) < 10
     envs.reset(range(100))
     step_often(envs)
+
+
+def test_a_process_that_waits_leaves_its_core_to_others():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 300_000))
+        start, cpu = time.monotonic(), time.process_time()
+        with pytest.raises(BlockingIOError):
+            receive_byte(ours, pool_module._SPIN_S)
+        assert time.process_time() - cpu < 0.1 * (time.monotonic() - start)
+
+
+@pytest.mark.parametrize(("num_workers", "spin_s"), [(2, pool_module._SPIN_S), (3, 0.0)])
+def test_processes_spin_only_if_each_has_a_core(pool, num_workers, spin_s):
+    envs = pool(of_workers(num_workers), range(3), cores=2)
+    assert [worker.spin_s for worker in envs._stepper.workers] == [spin_s] * num_workers
 
 
 def test_environments_that_sleep_do_so_side_by_side(pool):

@@ -44,8 +44,9 @@ from ddppo.terminal import warn
 
 _CLOSE_S = 5.0  # limit for environments to close
 _MEASURE_S = 10.0  # limit for one environment to be made and stepped a few times
-# How often a waiting process yields its core before it sleeps: longer than a rank acts. 0 if processes exceed cores.
-_NUM_YIELDS = 500
+# Seconds for which a waiting process asks again before it sleeps, about as long as waking up takes. 0 if processes
+# exceed cores: another one may need this very core.
+_SPIN_S = 50e-6
 # pool_memory comes last: it makes the server ignore signals, and before that the server has nothing to lose.
 _IMPORTS = ("ddppo.envs.backends.pool",)
 
@@ -89,7 +90,7 @@ class Pool:
         self._spec = spec
         self._names = names
         self._timeout_s = timeout_s
-        self._num_yields = 0
+        self._spin_s = 0.0
         self._arrays: SharedArrays | None = None
         self._file: int | None = None  # of the shared memory
         self._doing = RESET  # the command that runs, RESET or STEP
@@ -106,8 +107,7 @@ class Pool:
             self.server.have_imported(_IMPORTS)
             self.server.leave_signals()
             num_workers = env.num_workers or self._fitting_num_workers(env, spec, cores)
-            # With more processes than cores, a process that spins would keep another one from running.
-            self._num_yields = _NUM_YIELDS if num_workers <= cores else 0
+            self._spin_s = _SPIN_S if num_workers <= cores else 0.0
             self._start(num_workers)
         except ForkServerLost as e:
             self.close()
@@ -276,7 +276,7 @@ class Pool:
         spaces = [receive_object(worker.line)[0] for worker in self.workers]
         self.action_space = spaces[0]
         self._shape = ArraysShape(
-            num_envs, num_workers, RowLayout(self._spec).dtype, self.action_space, self._num_yields
+            num_envs, num_workers, RowLayout(self._spec).dtype, self.action_space, self._spin_s
         )
         self._file = create(self._shape)
         self._arrays = SharedArrays(self._file, self._shape)
@@ -298,7 +298,7 @@ class Pool:
         """Send the shared memory to worker k."""
         assert self._arrays is not None
         assert self._file is not None
-        worker.at, worker.num_yields = self._arrays.at[k], self._num_yields
+        worker.at, worker.spin_s = self._arrays.at[k], self._spin_s
         send_object(worker.line, (self._shape, k, worker.part), [self._file])
 
     # -- Waiting for answers, and replacing lost processes.

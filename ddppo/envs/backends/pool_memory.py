@@ -6,7 +6,6 @@ CALL, its results the byte DONE, an error the byte FAILED. Actions, observations
 """
 
 import mmap
-import os
 import pickle
 import socket
 import struct
@@ -14,6 +13,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,7 +59,7 @@ class ArraysShape:
     num_workers: int
     row_dtype: np.dtype  # RowLayout.dtype
     action_space: gym.Space  # of the task
-    num_yields: int  # see `receive_byte`
+    spin_s: float  # see `receive_byte`
 
 
 class SharedArrays:
@@ -106,17 +106,15 @@ def _in_lines(num_bytes: int) -> int:
     return -(-num_bytes // _LINE) * _LINE
 
 
-def receive_byte(line: socket.socket, num_yields: int) -> bytes:
-    """Return the next byte, b"" at the end of the stream. Yields the core num_yields times before it sleeps.
+def receive_byte(line: socket.socket, spin_s: float) -> bytes:
+    """Return the next byte, b"" at the end of the stream. Asks again for `spin_s` seconds before it sleeps.
 
-    Waking up takes tens of microseconds, yielding a core that no one else wants about one. Raises BlockingIOError after
-    the socket's own timeout.
+    Raises BlockingIOError after the socket's own timeout.
     """
-    for _ in range(num_yields):
-        try:
+    end = time.monotonic() + spin_s if spin_s else 0.0
+    while time.monotonic() < end:
+        with suppress(BlockingIOError):
             return line.recv(1, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            os.sched_yield()
     return line.recv(1)
 
 

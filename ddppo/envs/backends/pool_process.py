@@ -119,7 +119,7 @@ class PoolWorker:
     is_made = True  # it has reported that its environments are made
     num_steps = -1  # since the reset
     at: np.ndarray | None = None  # [8] in shared memory; at[0] is the index of the running environment
-    num_yields = 0  # see `receive_byte`
+    spin_s = 0.0  # see `receive_byte`
 
     def __init__(self, server: ForkServer, names: EnvNames, part: slice, timeout_s: float) -> None:
         self.part = part
@@ -148,7 +148,7 @@ class PoolWorker:
         """Wait for its answer, one byte, until the time `end`. Raises EnvWorkerLost if it is lost or hangs."""
         while True:
             try:
-                answer = receive_byte(self.line, self.num_yields)
+                answer = receive_byte(self.line, self.spin_s)
             except BlockingIOError:
                 # A program that an environment started may keep the socket open, so check the process itself.
                 if not self.lives():

@@ -70,7 +70,7 @@ def _serve(line: socket.socket) -> None:
         if task.options is not None:
             stepper.take_options(task.options)
         seeds, actions = arrays.seeds[part], arrays.actions[part]
-        while command := receive_byte(line, shape.num_yields):
+        while command := receive_byte(line, shape.spin_s):
             # One command at a time; an error is an answer, and the process goes on.
             answer = b""
             try:
