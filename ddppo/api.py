@@ -124,7 +124,7 @@ def _folder(run: RunFolder) -> Path:
 # -- The caller's side: start the process, follow it, and turn its answer into a result or an exception.
 
 # Modules that the fork server imports once, for all runs. A second run starts without waiting for them.
-_IMPORTS = ("ddppo.train", "ddppo.launch.checks", "ddppo.loop.rank", "torch.utils.tensorboard")
+_IMPORTS = ("ddppo.train", "ddppo.launch.checks", "ddppo.loop.rank")
 _OF_TORCHRUN = (
     "RANK",
     "LOCAL_RANK",

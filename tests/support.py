@@ -25,7 +25,7 @@ from ddppo.processes.forking import ForkServer
 CHECKOUT = Path(__file__).resolve().parents[1]
 IMPORTED = (
     "hydra",
-    "torch.utils.tensorboard",
+    "tensorboard.compat.proto.event_pb2",
     "torch._dynamo",
     "ddppo.loop.rank",
     "ddppo.launch.checks",

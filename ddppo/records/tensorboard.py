@@ -6,9 +6,7 @@ run resumes.
 
 import json
 import os
-import struct
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,16 @@ import numpy as np
 from ddppo.config.settings import Config
 from ddppo.config.stored import in_effect, to_yaml
 from ddppo.files import free_name, replacing
+from ddppo.records.event_file import (
+    DamagedRecord,
+    EventFile,
+    chart_pages,
+    hparams,
+    picture,
+    read_events,
+    scalars,
+    text,
+)
 from ddppo.records.metrics import TASK_PREFIX, TOPOLOGY_METRICS, WAIT_NAMES, IterationReport
 from ddppo.terminal import warn
 
@@ -120,41 +128,31 @@ class TensorBoardWriter:
         resumed_at_steps: int | None = None,  # env_steps of the checkpoint; None for a new run
         resumed_at_wall_s: float = 0.0,  # wall_s of the checkpoint
     ) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-        from torch.utils.tensorboard.summary import hparams
-
-        threading.excepthook = _without_tensorboard(threading.excepthook)
         # Remove points after the checkpoint; metrics.superseded.jsonl keeps their numbers. SummaryWriter's purge_step
         # does not do it: TensorBoard 2.21 still shows a purged point if its step is not written again.
         if resumed_at_steps is not None:
             for path in sorted(folder.glob("*tfevents*")):
                 _drop_events_after(path, resumed_at_steps, _ms(resumed_at_wall_s))
-        # Flush every second: points lost with a killed process would be a gap in the curves after a resume.
-        self._writer = SummaryWriter(str(folder), flush_secs=1, max_queue=100)
+        self._file = EventFile(folder)
         self._world_size = world_size
         self._env_steps = resumed_at_steps or 0
-        # Custom scalars: pages of charts.
-        pages = {
-            page: {name: ["Multiline", tags] for name, tags in charts.items()}
-            for page, charts in LAYOUT.items()
-        }
-        self._writer.add_custom_scalars(pages)
-        self._writer.add_text("config", "```yaml\n" + to_yaml(config) + "```")
-        # Not SummaryWriter.add_hparams: it opens another folder, which TensorBoard shows as a second run.
-        metrics = dict.fromkeys((f"eval_final/{name}" for name in FINAL_NAMES), 0.0)
-        experiment, start, self._session_end = hparams(hyperparameters(config), metrics)
-        _add_summary(self._writer, experiment)
-        _add_summary(self._writer, start)
+        self._file.add(chart_pages(LAYOUT))
+        self._file.add(text("config", "```yaml\n" + to_yaml(config) + "```"))
+        # In the run's own folder: another one would be a second run to TensorBoard.
+        final = [f"eval_final/{name}" for name in FINAL_NAMES]
+        columns, start, self._session_end = hparams(hyperparameters(config), final)
+        self._file.add(columns)
+        self._file.add(start)
 
     def write(self, report: IterationReport) -> None:
         """Write the scalars of an iteration."""
-        scalars = report.scalars()
+        values = report.scalars()
         if self._world_size > 1:
             for rank, metrics in enumerate(report.rank_metrics):
                 for name in _OF_RANKS.keys() & metrics.keys():
-                    scalars[f"dist/rank{rank}/{_OF_RANKS[name]}"] = metrics[name]
-        scalars |= {chart: scalars[name] for name, chart in _CHARTS.items() if name in scalars}
-        _add_scalars(self._writer, scalars, report.env_steps)
+                    values[f"dist/rank{rank}/{_OF_RANKS[name]}"] = metrics[name]
+        values |= {chart: values[name] for name, chart in _CHARTS.items() if name in values}
+        self._file.add(scalars(values), report.env_steps)
         # Scores once more, over training time.
         by_wall = {}
         for name, value in report.global_metrics.items():
@@ -163,22 +161,22 @@ class TensorBoardWriter:
             elif name.startswith(TASK_PREFIX):
                 by_wall[_TASK_BY_WALL + name.removeprefix(TASK_PREFIX)] = value
         if by_wall:
-            _add_scalars(self._writer, by_wall, _ms(report.wall_s))
+            self._file.add(scalars(by_wall), _ms(report.wall_s))
         self._env_steps = report.env_steps
 
     def show(self, pictures: Mapping[str, np.ndarray], env_steps: int) -> None:
         """Write pictures, uint8 `[height, width, 3]`, by name."""
-        for name, picture in pictures.items():
-            self._writer.add_image(TASK_PREFIX + name, picture, env_steps, dataformats="HWC")
+        for name, pixels in pictures.items():
+            self._file.add(picture(TASK_PREFIX + name, pixels), env_steps)
 
     def close(self, final_eval: Mapping[str, float] | None = None, *, completed: bool = True) -> None:
         """Write the scores of the final evaluation, end the HPARAMS session if the run completed, and close."""
         if final_eval is not None:
             final = {f"eval_final/{name.removeprefix('eval/')}": value for name, value in final_eval.items()}
-            _add_scalars(self._writer, final, self._env_steps)
+            self._file.add(scalars(final), self._env_steps)
         if completed:
-            _add_summary(self._writer, self._session_end)
-        self._writer.close()
+            self._file.add(self._session_end)
+        self._file.close()
 
 
 def hyperparameters(config: Config) -> dict[str, str | float]:
@@ -198,27 +196,8 @@ def hyperparameters(config: Config) -> dict[str, str | float]:
     }
 
 
-def _without_tensorboard(hook: Callable[[threading.ExceptHookArgs], Any]) -> Callable[..., Any]:
-    """Return an excepthook that is silent about TensorBoard's writer thread: the next write raises its error."""
-
-    def shown(args: threading.ExceptHookArgs) -> None:
-        if not type(args.thread).__module__.startswith("tensorboard."):
-            hook(args)
-
-    return shown
-
-
 def _ms(seconds: float) -> int:
     return round(seconds * 1000)
-
-
-def _add_scalars(writer: Any, scalars: Mapping[str, float], step: int) -> None:
-    """Write scalars as one event, which is far cheaper than SummaryWriter.add_scalar for each."""
-    from torch.utils.tensorboard.summary import Summary
-
-    # One protocol-buffer message for all scalars of a step.
-    values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
-    _add_summary(writer, Summary(value=values), step)
 
 
 def _drop_events_after(path: Path, env_steps: int, wall_ms: int) -> None:
@@ -227,40 +206,21 @@ def _drop_events_after(path: Path, env_steps: int, wall_ms: int) -> None:
     Layout and hyperparameters are removed too, since the resumed run writes them anew. A damaged file is cut before the
     damage, and kept whole under another name.
     """
-    from google.protobuf.message import DecodeError
-    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
-    from torch.utils.tensorboard.writer import Event
-
     damage = ""
     with path.open("rb") as file, replacing(path, "wb") as kept:
-        # A TFRecord is: uint64 length, uint32 checksum of the length, data, uint32 checksum of the data.
-        # The last one may be half-written.
-        while len(header := file.read(12)) == 12:
-            length, checksum = struct.unpack("<QI", header)
-            if masked_crc32c(header[:8]) != checksum:
-                damage = f"byte {file.tell() - 12} begins no record"
-                break
-            body = file.read(length + 4)
-            if len(body) < length + 4:
-                break
-            try:
-                event = Event.FromString(body[:length])
-            except DecodeError:
-                damage = f"the record before byte {file.tell()} cannot be read"
-                break
-            # Scores over training time have milliseconds as their step, all others env_steps.
-            values = event.summary.value
-            last = wall_ms if values and values[0].tag.startswith((_BY_WALL, _TASK_BY_WALL)) else env_steps
-            is_layout = any(value.HasField("metadata") for value in values)
-            if event.step <= last and not is_layout:
-                kept.write(header + body)
+        try:
+            for event, record in read_events(file):
+                # Scores over training time have milliseconds as their step, all others env_steps.
+                values = event.summary.value
+                is_by_wall = bool(values) and values[0].tag.startswith((_BY_WALL, _TASK_BY_WALL))
+                is_layout = any(value.HasField("metadata") for value in values)
+                if event.step <= (wall_ms if is_by_wall else env_steps) and not is_layout:
+                    kept.write(record)
+        except DamagedRecord as e:
+            damage = str(e)
         if damage:
             # The new name must not contain "tfevents": TensorBoard reads every such file.
             aside = free_name(path.with_name(path.name.replace("tfevents", "damaged")))
             os.link(path, aside)
     if damage:
         warn(f"{path} is damaged ({damage}): the curves of before are kept, and the file as {aside.name}")
-
-
-def _add_summary(writer: Any, summary: Any, step: int | None = None) -> None:
-    writer.file_writer.add_summary(summary, step)

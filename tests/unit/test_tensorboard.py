@@ -1,4 +1,6 @@
 import re
+import subprocess
+import sys
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -7,6 +9,7 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from ddppo.config.settings import Config
+from ddppo.records.event_file import crc32c
 from ddppo.records.metrics import GLOBAL_NAMES, PER_RANK_NAMES, IterationReport
 from ddppo.records.tensorboard import LAYOUT, TensorBoardWriter, hyperparameters
 
@@ -198,3 +201,44 @@ def test_hyperparameters_are_flat_numbers_and_strings():
     assert flat["seed"] == 0
     assert "ppo.target_kl" not in flat, "null is left out"
     assert not [key for key in flat if key.startswith(("log.", "checkpoint."))]
+
+
+# -- Event files.
+
+
+def crc_bit_by_bit(content):
+    crc = 0xFFFFFFFF
+    for byte in content:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ 0x82F63B78 * (crc & 1)
+    return crc ^ 0xFFFFFFFF
+
+
+def test_the_checksum_has_the_value_of_the_standard():
+    assert crc32c(b"123456789") == 0xE3069283
+    assert crc32c(bytes(32)) == 0x8A9136AA  # RFC 3720, B.4
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 4, 5, 511, 512, 513, 515, 1024, 2500])
+def test_the_checksum_of_any_size_is_that_of_its_definition(size):
+    content = bytes((7 * i + i // 256) % 256 for i in range(size))
+    assert crc32c(content) == crc_bit_by_bit(content)
+
+
+def test_an_event_is_in_the_file_as_soon_as_it_is_written(tmp_path):
+    writer = TensorBoardWriter(tmp_path, config(), 1)
+    writer.write(report(1, num_ranks=1))
+    assert stored(tmp_path, "train/entropy") == [512]
+    writer.close()
+
+
+def test_writing_imports_no_file_systems_of_tensorboard(tmp_path):
+    code = f"""
+import sys
+from ddppo.config.settings import Config
+from ddppo.records.tensorboard import TensorBoardWriter
+TensorBoardWriter(__import__("pathlib").Path({str(tmp_path)!r}), Config(), 1).close()
+assert not {{"torch.utils.tensorboard", "tensorboard.compat.tensorflow_stub", "boto3"}} & sys.modules.keys()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
