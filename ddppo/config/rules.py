@@ -67,6 +67,7 @@ def validate(config: Config) -> BatchShape:
             check_run(config, shape)
     check_slow_ranks(config)
     check_context(config)
+    _check_wrappers(config)
     _check_sizes(config, shape)
     _check_target(config)
     return shape
@@ -322,6 +323,25 @@ def check_context(config: Config) -> None:
         raise ConfigError(
             f"env.context={env.context} with {what}, which resets environments without options: use "
             "env.backend=sync or pool"
+        )
+
+
+def _check_wrappers(config: Config) -> None:
+    """Check the form of env.wrappers, and that environments are made one by one, so that they can be wrapped."""
+    env = config.env
+    for each in env.wrappers:
+        path = each.get("path") if isinstance(each, dict) else each
+        module, _, attribute = path.partition(":") if isinstance(path, str) else ("", "", "")
+        if not (module and attribute):
+            raise ConfigError(
+                f"env.wrappers=[{each}]: must be an import path like my_pkg.wrappers:Noisy, or one with arguments, "
+                "{path: my_pkg.wrappers:Noisy, scale: 0.1}"
+            )
+    if env.wrappers and (env.backend not in ("auto", "sync", "pool") or env.is_ale or env.is_envpool):
+        what = f"env.id={env.id}" if env.is_ale or env.is_envpool else f"env.backend={env.backend}"
+        raise ConfigError(
+            f"env.wrappers with {what}, which makes environments in a batch or elsewhere: use env.backend=sync or "
+            "pool, or register a task that is wrapped already"
         )
 
 

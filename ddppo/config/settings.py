@@ -207,6 +207,11 @@ class EnvConfig:
         "env.<keyword>",
         factory=dict,
     )
+    wrappers: list[Any] = setting(
+        meaning="wrappers around every environment, the first one innermost: import paths, or with arguments {path: "
+        "gymnasium.wrappers:FrameStackObservation, stack_size: 4} (docs/environments.md)",
+        factory=list,
+    )
     max_turns: int | None = setting(
         None,
         "tasks of text: turns after which an episode is truncated; null is the task's own limit",

@@ -45,7 +45,8 @@ from ddppo.envs.vec_env import (
     when_reset,
     when_stepped,
 )
-from ddppo.errors import ConfigError, EnvStateError
+from ddppo.errors import ConfigError, EnvStateError, in_one_line
+from ddppo.plugins import imported
 from ddppo.spaces import EnvSpec, each, leaves
 
 CONTEXT = "context"  # the key of the context in options of a reset and in observations
@@ -54,7 +55,7 @@ _BOUNDS = {True: (-np.inf, np.inf), False: (0, 255)}  # of an array of floats, a
 
 @guarding(MADE)
 def make_task(env: EnvConfig, render_mode: str | None = None) -> gym.Env:
-    """Make the task that Gymnasium registered, with its time limit and the context, without Gymnasium's checker.
+    """Make the task that Gymnasium registered, with its time limit, env.wrappers and the context, without a checker.
 
     Raises ConfigError if its package is not installed, its class is no gymnasium.Env, or no model can take its
     observations.
@@ -85,8 +86,26 @@ def make_task(env: EnvConfig, render_mode: str | None = None) -> gym.Env:
         if re.search("space element is not an instance|does not inherit from `gymnasium.Space`", text):
             raise ConfigError(f"{text}: write `from gymnasium import spaces` for all of them") from e
         raise
-    task = adapted(task)
+    task = _wrapped(adapted(task), env.wrappers)
     return task if env.context is None else ContextEnv(task, env.context)
+
+
+def _wrapped(task: gym.Env, wrappers: Sequence[Any]) -> gym.Env:
+    """Return the task in env.wrappers, the first one innermost. Raises ConfigError for what is no wrapper."""
+    for given in wrappers:
+        path = given["path"] if isinstance(given, Mapping) else given
+        arguments = (
+            {key: x for key, x in given.items() if key != "path"} if isinstance(given, Mapping) else {}
+        )
+        try:
+            task = imported(path)(task, **arguments)
+        except (Exception, SystemExit) as e:  # a user's module may raise anything
+            raise ConfigError(f"env.wrappers=[{path}]: {in_one_line(e)}") from e
+        if not isinstance(task, gym.Env):
+            raise ConfigError(
+                f"env.wrappers=[{path}] made {type(task).__name__}, no gymnasium.Env: derive it from gymnasium.Wrapper"
+            )
+    return task
 
 
 def make_row_env(env: EnvConfig, spec: EnvSpec, name: str) -> "RowEnv":

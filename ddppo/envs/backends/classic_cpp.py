@@ -279,6 +279,8 @@ def why_not_batched(env: EnvConfig) -> str | None:
     )
     if not ours:
         return f"only {', '.join(batched_ids())} are: use env.backend=auto"
+    if env.wrappers:
+        return "with env.wrappers every environment is wrapped separately: use env.backend=auto"
     if env.context is not None:
         return f"with env.context={env.context} every environment is wrapped separately: use env.backend=auto"
     for name in _COSTS:

@@ -43,7 +43,7 @@ _NOT_THE_TASKS = {
     "render_mode": "training renders nothing; evaluation chooses a mode itself",
     "disable_env_checker": "the checker is always off",
     "vector_kwargs": "env.backend chooses the batch",
-    "wrappers": "register a task that is wrapped already",
+    "wrappers": "set env.wrappers",
 }
 
 
