@@ -115,7 +115,8 @@ def test_a_run_of_cartpole_imports_few_modules_and_nothing_of_a_wing_but_its_dec
 
 
 def assert_passing(core: Path, *arguments: str, **environ: str) -> None:
-    pytest_ = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow")
+    # Assertions as they stand: rewriting them took each process longer than some tests, 12 s of a core.
+    pytest_ = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--assert=plain", "-m", "not slow")
     result = in_copy(core, *pytest_, *arguments, **environ)
     assert result.code == 0, result.stdout[-6000:] + result.stderr[-2000:]
 
