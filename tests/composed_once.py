@@ -2,9 +2,8 @@
 
 Doors called by the hundred are mostly Hydra's work, of which nothing differs but the settings at the end. What a choice
 of groups composes to is kept, and copied for who asks again; settings are put into the copy by Hydra itself. So are the
-schema of a class and the content of a preset's file. Hydra also composes a command line twice, at first only to see
-whether hydra.mode is set, which but one of them does here. It holds in whoever imports this; a door whose interpreter
-is started anew does as Hydra does.
+schema of a class and the content of a preset's file. It holds in whoever imports this; a door whose interpreter is
+started anew does as Hydra does.
 """
 
 import copy
@@ -14,10 +13,8 @@ from types import SimpleNamespace
 from hydra._internal import config_loader_impl
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository
-from hydra._internal.hydra import Hydra
 from hydra.core.config_store import ConfigStore
 
-_get_mode = Hydra.get_mode
 _store = ConfigStore.store
 _defaults_of = config_loader_impl.create_defaults_list
 _composed_from = ConfigLoaderImpl._compose_config_from_defaults_list
@@ -27,10 +24,6 @@ _schemas: dict[tuple, object] = {}  # what ConfigStore holds under a name, and o
 _defaults: dict[tuple, tuple[list, dict]] = {}
 _composed: dict[tuple, bytes] = {}
 _loaded: dict[tuple, bytes] = {}
-
-
-def mode_of(self, config_name, overrides):
-    return _get_mode(self, config_name, overrides) if "hydra.mode" in " ".join(overrides) else None
 
 
 def store_once(self, name, node, group=None, package=None, provider=None):
@@ -91,7 +84,6 @@ def load_once(self, config_path):
     return _loaded_from(self, config_path)
 
 
-Hydra.get_mode = mode_of
 ConfigStore.store = store_once
 CachingConfigRepository.__init__ = share_sources
 CachingConfigRepository.load_config = load_once

@@ -19,11 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.hydra import Hydra
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from ddppo.algorithms.known import PPO
@@ -48,6 +51,7 @@ _SCHEMAS = {"hydra/sweeper/gp_ucb_schema": "ddppo.search.settings:GpUcbSweeperCo
 # Hydra's own step that applies the command line. It is wrapped, since Hydra has no hook there. It is the same in all of
 # Hydra 1.3, which pyproject.toml asks for; tests/conf/test_variants.py fails if Hydra changes it.
 _apply = ConfigLoaderImpl._apply_overrides_to_config
+_get_mode = Hydra.get_mode
 
 
 class PresetsOfPlugins(SearchPathPlugin):
@@ -81,6 +85,8 @@ def register() -> None:
         store.store(group=group, name="schema", node=_open(kind) if has_variants else kind)
     if ConfigLoaderImpl._apply_overrides_to_config is _apply:
         setattr(ConfigLoaderImpl, "_apply_overrides_to_config", staticmethod(_apply_with_variants))  # noqa: B010
+    if Hydra.get_mode is _get_mode:
+        setattr(Hydra, "get_mode", _mode_by_composing_once)  # noqa: B010
     for name, node in schemas().items():
         group, _, schema = name.rpartition("/")
         store.store(group=group, name=schema, node=node)
@@ -138,6 +144,50 @@ def _apply_with_variants(overrides: list[Override], cfg: DictConfig) -> None:
     for override in overrides:
         _write_out(override, cfg)
     _apply(overrides, cfg)
+
+
+_SINGLE = ["hydra.mode=RUN"]
+
+
+def _mode_by_composing_once(hydra: Hydra, config_name: str | None, overrides: list[str]) -> Any:
+    """Return the mode of a command, single or sweep, and keep the composed configuration for the run.
+
+    Hydra composes every command twice, at first only to see whether a preset sets hydra.mode. The two results, or the
+    two errors, of a single run are the same, unless a setting is a sweep or a preset leaves a choice open.
+    """
+    loader = hydra.config_loader
+    asked = list(overrides)
+    found: DictConfig | None = None
+    error: Exception | None = None
+    try:
+        if any(each.is_sweep_override() for each in OverridesParser.create().parse_overrides(asked)):
+            return _get_mode(hydra, config_name, overrides)
+        found = loader.load_configuration(
+            config_name, asked, RunMode.MULTIRUN, validate_sweep_overrides=False
+        )
+    except Exception as e:
+        error = e
+    choices: Any = {} if found is None else OmegaConf.to_container(found.hydra.runtime.choices)
+    if found is not None and "???" in choices.values():
+        return found.hydra.mode
+
+    def kept(config_name: str | None, overrides: list[str], run_mode: RunMode, **more: Any) -> DictConfig:
+        """Do load_configuration's work once; after that, it is Hydra's own again."""
+        delattr(loader, "load_configuration")
+        # Hydra adds the mode that it has chosen.
+        added = overrides[len(asked) :]
+        if run_mode != RunMode.RUN or overrides[: len(asked)] != asked or added not in ([], _SINGLE):
+            return loader.load_configuration(config_name, overrides, run_mode, **more)
+        if error is not None:
+            raise error
+        assert found is not None
+        if added:
+            found.hydra.mode = RunMode.RUN
+            found.hydra.overrides.hydra.extend(added)
+        return found
+
+    setattr(loader, "load_configuration", kept)  # noqa: B010
+    return None if found is None else found.hydra.mode
 
 
 def _for_run(overrides: list[Override], cfg: DictConfig) -> list[Override]:

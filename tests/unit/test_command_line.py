@@ -1,7 +1,14 @@
 """The train door's arguments on their way to Hydra, and the names of a sweep's run folders."""
 
+from unittest import mock
+
+import hydra
 import pytest
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.hydra import Hydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from ddppo import train
@@ -9,7 +16,7 @@ from ddppo.config import compose
 from ddppo.config.compose import folder_name
 from ddppo.errors import ConfigError
 from ddppo.launch.arguments import one_line, prepared_arguments
-from ddppo.launch.sweep import check_objective
+from ddppo.launch.sweep import SweepFolder, check_objective
 from ddppo.launch.sweep_runs import _OF_NO_ACCOUNT, objective
 
 
@@ -83,6 +90,66 @@ def test_whole_numbers_are_written_out_where_an_integer_is_meant():
 def test_flags_may_stand_between_settings():
     given = ["seed=1", "--cfg", "job", "env=pendulum"]
     assert prepared_arguments(given) == ["--cfg", "job", "seed=1", "env=pendulum"]
+
+
+@pytest.fixture
+def jobs_of(monkeypatch, tmp_path):
+    """Return the configurations, Hydra's part included, that a command gives to its jobs, and how often it composed."""
+    compose.register()
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    composing, num_composed = ConfigLoaderImpl._load_configuration_impl, []
+
+    def counted(*arguments, **more):
+        num_composed.append(1)
+        return composing(*arguments, **more)
+
+    monkeypatch.setattr(ConfigLoaderImpl, "_load_configuration_impl", counted)
+
+    def run(*arguments):
+        jobs = []
+        folders = (f"hydra.run.dir={tmp_path}", f"hydra.sweep.dir={tmp_path}")
+        monkeypatch.setattr("sys.argv", ["train.py", *arguments, *folders])
+
+        def job(cfg):
+            jobs.append((OmegaConf.to_yaml(cfg), OmegaConf.to_yaml(HydraConfig.get())))
+
+        num_composed.clear()
+        with SweepFolder.during_command():
+            hydra.main(version_base="1.3", config_path=str(compose.conf_dir()), config_name="config")(job)()
+        return jobs, len(num_composed)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "num_jobs", "num_composed"),
+    [
+        (["seed=3"], 1, 1),
+        (["env=pendulum", "hydra.mode=RUN"], 1, 1),
+        # Hydra composes the whole sweep twice, then each job twice.
+        (["-m", "seed=1,2"], 2, 6),
+        (["hydra.mode=MULTIRUN", "seed=1,2"], 2, 6),
+        (["-m", "seed=1"], 1, 4),
+    ],
+)
+def test_a_single_run_is_composed_once_and_as_hydra_does_it(jobs_of, arguments, num_jobs, num_composed):
+    jobs, count = jobs_of(*arguments)
+    assert (len(jobs), count) == (num_jobs, num_composed)
+    with mock.patch.object(Hydra, "get_mode", compose._get_mode):
+        by_hydra, _ = jobs_of(*arguments)
+    assert jobs == by_hydra
+
+
+def test_a_mistake_has_the_message_that_hydra_gives_it(jobs_of):
+    for wrong in (["seed=x"], ["env=cartpool"], ["no.such=1"], ["seed=1,2"]):
+        with pytest.raises(HydraException) as ours:
+            jobs_of(*wrong)
+        with (
+            mock.patch.object(Hydra, "get_mode", compose._get_mode),
+            pytest.raises(HydraException) as of_hydra,
+        ):
+            jobs_of(*wrong)
+        assert str(ours.value) == str(of_hydra.value)
 
 
 def completions(words, monkeypatch, capsys):
