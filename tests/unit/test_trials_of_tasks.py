@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import time
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -16,7 +17,7 @@ from ddppo.config.settings import EnvConfig
 from ddppo.envs.probing import dry_run as dry_run_module
 from ddppo.envs.probing.dry_run import dry_run
 from ddppo.errors import ConfigError
-from tests.support import NEVER_S
+from tests.support import NEVER_S, wait_until
 
 COUNTER = itertools.count()
 
@@ -53,6 +54,24 @@ def own(monkeypatch):
         return EnvConfig(id="Own-v0")
 
     return register
+
+
+@pytest.fixture
+def hang(monkeypatch, tmp_path):
+    """Return what a task hangs in. Limits begin then: before that a busy machine may take as long as it likes."""
+    mark, ours = tmp_path / "hangs", os.getpid()
+
+    def monotonic():
+        if os.getpid() == ours:  # and not the task's
+            wait_until(mark.exists, "task that hangs")
+        return time.monotonic()
+
+    def hang():
+        mark.touch()
+        time.sleep(NEVER_S)
+
+    monkeypatch.setattr(dry_run_module, "time", SimpleNamespace(monotonic=monotonic))
+    return hang
 
 
 def in_step(number, do):
@@ -125,9 +144,9 @@ def test_one_that_fails_once_and_not_again_is_tried_once_more(own, tmp_path, cap
     assert err.endswith(": it is tried once more\n")
 
 
-def test_one_that_hangs_in_a_later_step_is_said_to_be_untried(own, monkeypatch):
+def test_one_that_hangs_in_a_later_step_is_said_to_be_untried(own, hang, monkeypatch):
     monkeypatch.setattr(dry_run_module, "_ENOUGH_S", 0.3)
-    found = dry_run(own(in_step(5, lambda: time.sleep(NEVER_S))))
+    found = dry_run(own(in_step(5, hang)))
     assert found.why_inexact is None
     (said,) = found.warnings
     assert said.startswith(
@@ -165,11 +184,11 @@ def test_one_that_breaks_off_the_trial_otherwise_is_said_to_be_untried(own):
         dry_run(own(resets=lambda self: interrupt()))
 
 
-def test_one_that_hangs_in_its_reset_is_told_of_and_then_refused(own, monkeypatch, capsys):
+def test_one_that_hangs_in_its_reset_is_told_of_and_then_refused(own, hang, monkeypatch, capsys):
     monkeypatch.setattr(dry_run_module, "_ENOUGH_S", 0.1)
     monkeypatch.setattr(dry_run_module, "_START_S", 0.3)
     with pytest.raises(ConfigError, match=r"does not answer, in its first reset, within 0.3 s: it hangs"):
-        dry_run(own(resets=lambda self: time.sleep(NEVER_S)))
+        dry_run(own(resets=lambda self: hang()))
     assert "has not answered for 0.1 s, in its first reset; it is given 0.3 s" in capsys.readouterr().err
 
 
