@@ -402,10 +402,10 @@ def check_own(config: Config) -> None:
     _check_metrics(config)
     for name, of_term in config.ppo.losses.items():
         _check_term(name, of_term)
-    if config.ppo.losses and config.compile in ("on", "torch"):
+    if config.ppo.losses and config.compile == "torch":
         raise ConfigError(
-            f"compile={config.compile} with ppo.losses: terms of your own are computed by torch alone: use "
-            "compile=auto"
+            "compile=torch with ppo.losses: torch does not compile terms of your own: use compile=auto, which computes "
+            "all else in C++"
         )
 
 

@@ -70,7 +70,7 @@ def _keep(server: ForkServer | None) -> None:
 def _import_for_ranks(server: ForkServer, config: Config) -> None:
     modules = ["ddppo.loop.rank"]
     # A step in PyTorch imports torch's compiler, which takes as long as the rest: once here instead of on every rank.
-    is_plain = config.compile in ("auto", "on") and config.model.name == "mlp" and not config.training.losses
+    is_plain = config.compile in ("auto", "on") and config.model.name == "mlp"
     if not is_plain or algorithm_name(config) != "ppo":
         modules.append("torch._dynamo")
     with suppress(ForkServerLost):  # start_ranks meets the same, and reports it

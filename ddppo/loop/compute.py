@@ -186,6 +186,8 @@ def _compiled_step(context: RankContext, progress: TrainState) -> tuple[bool, Ep
     step, why_not = None, model.stays_eager
     if why_not is not None and not is_asked_for:
         return False, None
+    if config.training.losses:
+        why_not = "torch would have to compile the terms of ppo.losses, which may be any code"
     if context.topology.sync.name == "ddp":
         why_not = "dist.grad_sync=ddp sums inside backward"
     if why_not is None and _is_active(context):

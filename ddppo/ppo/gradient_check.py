@@ -20,7 +20,7 @@ from ddppo.ppo.losses import (
     Term,
     loss_per_sample,
     nan_unless_finite,
-    samples_of,
+    own_losses,
     terms_of,
 )
 from ddppo.ppo.minibatches import Minibatch
@@ -61,6 +61,9 @@ def worst_error(
     parameters = [p for p in model.parameters() if p.requires_grad]
     params, values = model.evaluate_actions(minibatch["obs"], minibatch["actions"])
     per_sample, _ = loss_per_sample(params, values, minibatch, model.distribution, Coefficients.of(config))
+    if config.losses:
+        samples = Samples(minibatch, params, values, model.distribution)
+        per_sample = per_sample + own_losses(terms_of(config.losses), samples)[0]
     loss = per_sample.mean()
     expected = iter(torch.autograd.grad(loss * nan_unless_finite(loss), parameters, materialize_grads=True))
     # Frozen parameters have gradient 0 in the flat vector.
@@ -128,12 +131,13 @@ def _random_samples(spec: EnvSpec, config: ModelSettings, dtype: torch.dtype) ->
     """Return random samples, and a minibatch of their first half only."""
     model = build_model(spec, config, 0, dtype)
     minibatch = example(spec, model, _ROWS, torch.Generator().manual_seed(0))
-    params, values = model.evaluate_actions(minibatch["obs"], minibatch["actions"])
+    outputs = model.evaluate_actions(minibatch["obs"], minibatch["actions"])
+    params, values = (x.detach().requires_grad_() for x in outputs)  # as C++ hands them over
     half = _ROWS // 2
     first = {name: each(lambda x: x[:half], field) for name, field in minibatch.items()}
     return (
-        samples_of(minibatch, params, values, model.distribution),
-        samples_of(first, params[:half], values[:half], model.distribution),
+        Samples(minibatch, params, values, model.distribution),
+        Samples(first, params[:half], values[:half], model.distribution),
     )
 
 

@@ -8,7 +8,7 @@ torch.compile) or `CppStep` (cpp/learner.py). All three compute the same.
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -28,12 +28,13 @@ from ddppo.ppo.advantages import Estimates, Gae
 from ddppo.ppo.losses import (
     STATISTICS,
     Coefficients,
+    Samples,
     Surrogate,
+    Term,
     loss_per_sample,
     nan_unless_finite,
     own_losses,
     ppo_surrogate,
-    samples_of,
     statistic_names,
     terms_of,
 )
@@ -453,7 +454,7 @@ class EagerStep:
                 own: list[torch.Tensor] = []
                 if self.own_terms:
                     added, own = own_losses(
-                        self.own_terms, samples_of(minibatch, params, values, self.distribution)
+                        self.own_terms, Samples(minibatch, params, values, self.distribution)
                     )
                     per_sample = per_sample + added
                 local_loss = torch.dot(weights, per_sample) / count
@@ -481,15 +482,8 @@ class EagerStep:
     def end(self) -> float:
         norms = self._norms.item()
         if not math.isfinite(norms):
-            raise UpdateNotFinite(self._loss.item(), terms=self._terms_to_blame())
+            raise UpdateNotFinite(self._loss.item(), terms=terms_to_blame(self.own_terms, self.sums))
         return norms
-
-    def _terms_to_blame(self) -> dict[str, bool]:
-        """Return which of the user's terms were not finite although the rest of the loss was."""
-        is_finite = self.sums.isfinite().all(dim=0).tolist()
-        num_ours = len(is_finite) - len(self.own_terms)
-        of_terms = zip(self.own_terms, is_finite[num_ours:], strict=True)
-        return {term.name: not finite and all(is_finite[:num_ours]) for term, finite in of_terms}
 
 
 def scaled_and_clipped(rewards: torch.Tensor, config: SurrogateSettings) -> torch.Tensor:
@@ -502,6 +496,14 @@ def scaled_and_clipped(rewards: torch.Tensor, config: SurrogateSettings) -> torc
 
 
 # -- Parts of a step that all implementations share.
+
+
+def terms_to_blame(own_terms: Sequence[Term], sums: torch.Tensor) -> dict[str, bool]:
+    """Return which of the user's terms were not finite although the rest of the loss was, from an EpochStep's sums."""
+    is_finite = sums.isfinite().all(dim=0).tolist()
+    num_ours = len(is_finite) - len(own_terms)
+    of_terms = zip(own_terms, is_finite[num_ours:], strict=True)
+    return {term.name: not finite and all(is_finite[:num_ours]) for term, finite in of_terms}
 
 
 def _unwrapped(method: Any) -> Any:

@@ -21,7 +21,7 @@ A term of your own needs no change here: docs/guide/loss.md. A new built-in term
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -253,23 +253,65 @@ def nan_unless_finite(loss: torch.Tensor) -> torch.Tensor:
 #     return samples.policy.mode().square().sum(dim=-1)
 
 
-@dataclass(frozen=True, slots=True)
 class Samples:
     """The n samples of a minibatch, as a term of the user's own gets them.
 
-    `params`, `values` and `policy` depend on the parameters; everything else is as the rollout left it.
+    `params`, `values` and `policy` depend on the parameters; everything else is as the rollout left it. What no term
+    reads is not made.
     """
 
-    obs: Obs | None  # as the model gets them; None if a minibatch holds whole sequences of tokens
-    actions: torch.Tensor  # [n, *action.shape]
-    mask: torch.Tensor | None  # [n, mask_size] bool; None without action masks
-    params: torch.Tensor  # [n, P] parameters of the action distribution
-    policy: ActionDistribution  # that distribution, restricted to what the mask allows
-    values: torch.Tensor  # [n]
-    old_logprobs: torch.Tensor  # [n], of the policy that acted
-    old_values: torch.Tensor | None  # [n], of the policy that acted; None for grpo
-    advantages: torch.Tensor  # [n], normalised
-    returns: torch.Tensor | None  # [n]; None for grpo
+    def __init__(
+        self,
+        minibatch: Mapping[str, Any],  # a `Minibatch`, or one that selects a field when it is read
+        params: torch.Tensor,
+        values: torch.Tensor,
+        distribution: Distribution,
+    ) -> None:
+        self._minibatch, self._distribution = minibatch, distribution
+        self.params = params  # [n, P] parameters of the action distribution
+        self.values = values  # [n]
+
+    @cached_property
+    def policy(self) -> ActionDistribution:
+        """The distribution of actions, restricted to what the mask allows."""
+        return self._distribution(self.params, self.mask)
+
+    @cached_property
+    def obs(self) -> Obs | None:
+        """Observations as the model gets them; None if a minibatch holds whole sequences of tokens."""
+        if "unrolled" in self._minibatch:
+            return each(lambda x: x.flatten(0, 1), self._minibatch["unrolled"][0])
+        return self._minibatch.get("obs")
+
+    @cached_property
+    def actions(self) -> torch.Tensor:
+        """Actions `[n, *action.shape]`."""
+        return self._minibatch["actions"]
+
+    @cached_property
+    def mask(self) -> torch.Tensor | None:
+        """Allowed choices `[n, mask_size]` bool; None without action masks."""
+        return self._minibatch.get("mask")
+
+    @cached_property
+    def old_logprobs(self) -> torch.Tensor:
+        """Log-probabilities `[n]` of the policy that acted."""
+        return self._minibatch["logprobs"]
+
+    @cached_property
+    def old_values(self) -> torch.Tensor | None:
+        """Values `[n]` of the policy that acted; None for grpo."""
+        return self._minibatch.get("values")
+
+    @cached_property
+    def advantages(self) -> torch.Tensor:
+        """Advantages `[n]`, normalised."""
+        return self._minibatch["advantages"]
+
+    @cached_property
+    def returns(self) -> torch.Tensor | None:
+        """What values learn `[n]`; None for grpo."""
+        return self._minibatch.get("returns")
 
 
 class Term(NamedTuple):
@@ -310,27 +352,6 @@ def terms_of(losses: Mapping[str, Any]) -> tuple[Term, ...]:
             )
         found.append(Term(name, function, float(of_term["coef"])))
     return tuple(found)
-
-
-def samples_of(
-    minibatch: Minibatch, params: torch.Tensor, values: torch.Tensor, distribution: Distribution
-) -> Samples:
-    """Return a minibatch with the model's outputs for it, as terms of the user's own get it."""
-    mask, obs = minibatch.get("mask"), minibatch.get("obs")
-    if "unrolled" in minibatch:
-        obs = each(lambda x: x.flatten(0, 1), minibatch["unrolled"][0])
-    return Samples(
-        obs=obs,
-        actions=minibatch["actions"],
-        mask=mask,
-        params=params,
-        policy=distribution(params, mask),
-        values=values,
-        old_logprobs=minibatch["logprobs"],
-        old_values=minibatch.get("values"),
-        advantages=minibatch["advantages"],
-        returns=minibatch.get("returns"),
-    )
 
 
 def own_losses(terms: tuple[Term, ...], samples: Samples) -> tuple[torch.Tensor, list[torch.Tensor]]:

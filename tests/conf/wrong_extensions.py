@@ -12,7 +12,7 @@ LINES = {
     "ppo.losses={still:{term:no_such:still,coef:1}}": "ppo.losses.still.term=no_such:still: cannot be imported",
     "ppo.losses={still:{term:math:pi,coef:1}}": "is of type float: it must be a function",
     "ppo.losses={still:{term:math:sqrt,coef:much}}": "ppo.losses.still.coef=much: must be a finite number",
-    "ppo.losses={still:{term:math:sqrt,coef:1}} compile=on": "compile=on with ppo.losses: terms of your own",
+    "ppo.losses={still:{term:math:sqrt,coef:1}} compile=torch": "compile=torch with ppo.losses: torch does not compile",
     "env=pendulum ppo.losses={x:{term:tests.distributed.own_parts:push,coef:1}} distributed=device": "are computed",
     "log.metrics=my_pkg.metrics:told": "log.metrics=my_pkg.metrics:told: must be a list, in brackets, as [a,b]",
     "log.trackers=wandb": "log.trackers=wandb: must be a list, in brackets",

@@ -101,9 +101,15 @@ def test_values_saturate_and_extreme_logits_give_no_nan():
     assert step.gradient(minibatch).isfinite().all()
 
 
-@pytest.mark.parametrize("shared_trunk", [False, True])
-@pytest.mark.parametrize("action", [DISCRETE, BOX], ids=lambda action: action.kind)
-def test_the_gradient_of_a_shard_is_the_same_bits_beside_any_others(action, shared_trunk):
+OWN_TERM = {"own": {"term": "tests.unit.test_own_losses:everything", "coef": 0.3}}
+
+
+@pytest.mark.parametrize(
+    ("action", "shared_trunk", "losses"),
+    [(DISCRETE, True, {}), (DISCRETE, False, OWN_TERM), (BOX, False, {}), (BOX, True, OWN_TERM)],
+    ids=str,
+)
+def test_the_gradient_of_a_shard_is_the_same_bits_beside_any_others(action, shared_trunk, losses):
     spec, sizes = EnvSpec(ArraySpec((17,)), action), (70, 0, 130, 5)
     model, network, _ = network_of(
         spec, settings_of("model", hidden_sizes=[64, 33], shared_trunk=shared_trunk)
@@ -115,12 +121,19 @@ def test_the_gradient_of_a_shard_is_the_same_bits_beside_any_others(action, shar
         """Return the gradients `[n, P]` of n shards, each with a range of the samples, and what CppStep returns."""
         group = Group()
         step = CppStep(
-            network, PPOSettings(), torch.optim.Adam([network.parameters]), group, num_shards=len(of)
+            network,
+            PPOSettings(losses=losses),
+            torch.optim.Adam([network.parameters]),
+            group,
+            num_shards=len(of),
         )
         network.use_shards(step._ordered.rows, adds=adds)
-        columns, addresses = step._columns({k: v[of[0][0] : of[-1][1]] for k, v in samples.items()})
-        bounds = (ctypes.c_int64 * (len(of) + 1))(*[a - of[0][0] for a, _ in of], of[-1][1] - of[0][0])
-        library().network_gradient(network.handle, addresses, None, bounds, 100.0, step._addresses)
+        fields = {k: v[of[0][0] : of[-1][1]] for k, v in samples.items()}
+        columns, addresses = step._columns(fields)
+        ends = [*[a - of[0][0] for a, _ in of], of[-1][1] - of[0][0]]
+        bounds = (ctypes.c_int64 * len(ends))(*ends)
+        own = step._own.begin(fields, torch.arange(ends[-1]), ends) if losses else None
+        library().network_gradient(network.handle, addresses, None, bounds, 100.0, 0, own, step._addresses)
         return step._ordered.rows.clone(), network.gradient.clone(), step.sums.clone(), columns
 
     parts = list(itertools.pairwise(ends))

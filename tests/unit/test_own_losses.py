@@ -3,14 +3,16 @@
 import pytest
 import torch
 
+from ddppo import native
 from ddppo.config.algorithm_settings import PPOSettings
 from ddppo.config.variants import settings_of
 from ddppo.errors import ConfigError, NonFiniteError
 from ddppo.ppo.gradient_check import check_losses
 from ddppo.ppo.losses import STATISTICS, statistic_names
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
-from tests.unit.test_compiled_step import made, rollout
+from tests.unit.test_compiled_step import assert_equal, both, made, rollout
 
+in_cpp = pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
 SPEC = EnvSpec(ArraySpec((4,)), ActionSpec("discrete", (3,)))
 HERE = "tests.unit.test_own_losses"
 
@@ -23,6 +25,18 @@ def late(samples):
     """Not finite once the policy has moved."""
     moved = samples.policy.log_prob(samples.actions) - samples.old_logprobs
     return samples.values / (0.0 if moved.abs().max() > 0.35 else 1.0)
+
+
+def everything(samples):
+    """Depends on each field that a term may read."""
+    moved = samples.policy.log_prob(samples.actions) - samples.old_logprobs
+    pulled = (samples.params.square().sum(-1) + samples.values) * samples.advantages.tanh()
+    return moved.square() + pulled + samples.obs.sum(-1) * (samples.values - samples.returns)
+
+
+def pull(samples):
+    """Of the values alone."""
+    return (samples.values - samples.old_values).square()
 
 
 def mean(samples):
@@ -76,6 +90,33 @@ def test_one_that_is_not_finite_is_named_and_nothing_moves(monkeypatch):
     ):
         learner.update(rollout(SPEC, model), 1, 0.0)
     assert learner.parameters.isfinite().all()
+
+
+@in_cpp
+@pytest.mark.parametrize(
+    "action", [ActionSpec("discrete", (3,)), ActionSpec("box", (2,))], ids=lambda a: a.kind
+)
+@pytest.mark.parametrize("shared_trunk", [False, True])
+def test_beside_a_step_in_cpp_terms_give_the_eager_steps_parameters_and_sums(
+    action, shared_trunk, monkeypatch
+):
+    spec, model = EnvSpec(ArraySpec((4,)), action), settings_of("model", shared_trunk=shared_trunk)
+    own = losses("everything", "pull", coef=0.3)
+    assert_equal(both(spec, "native", monkeypatch, model, losses=own, num_minibatches=3))
+
+
+@in_cpp
+def test_beside_a_step_in_cpp_a_term_that_fails_or_is_not_finite_ends_the_update(monkeypatch):
+    config = PPOSettings(num_epochs=8, learning_rate=0.1, losses=losses("entropy", "late"))
+    learner, model = made(SPEC, config, kind="native", monkeypatch=monkeypatch)
+    with pytest.raises(
+        NonFiniteError, match=r"^ppo\.losses\.late, a part of the loss of rank 0, is not finite"
+    ):
+        learner.update(rollout(SPEC, model), 1, 0.0)
+    assert learner.parameters.isfinite().all()
+    learner, model = made(SPEC, PPOSettings(losses=losses("failing")), kind="native", monkeypatch=monkeypatch)
+    with pytest.raises(KeyError, match="camera"):
+        learner.update(rollout(SPEC, model), 1, 0.0)
 
 
 @pytest.mark.parametrize(

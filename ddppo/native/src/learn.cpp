@@ -18,9 +18,20 @@ struct Optimizer {
   float* step;          // number of steps
   void *mean, *square;  // first and second moment [num_parameters]
   double* norms;        // sum of the gradients' norms before clipping; not finite from the first bad gradient on
-  double* sums;         // [S, kNumStatistics] over samples, a row for each of this rank's S shards
+  double* sums;         // [S, kNumStatistics + K] over samples, a row for each of this rank's S shards
   double* loss;         // this rank's loss of the last minibatch with a finite sum of norms before it
   const Coefficients* coefficients;
+};
+
+// Terms of the user's own beside PPO's loss, which torch computes and differentiates by the network's outputs;
+// _Terms of ddppo/ppo/cpp/learner.py has the same fields. Arrays have a row for each row of a minibatch of this rank.
+struct OwnTerms {
+  int64_t num_terms, num_rows;      // K, and the rows for which there is room
+  void *params, *values;            // in: outputs of the network [n, P], [n]
+  const void *dparams, *dvalues;    // out: the gradient by them of the terms' sum, each times weight and coefficient
+  const void* terms;                // out: [K, num_rows], each term before its coefficient
+  const double* coefficients;       // [K]
+  int (*compute)(int64_t minibatch);  // writes what is out; 0 for success
 };
 
 // How to sum the gradient over ranks; _Sum of ddppo/ppo/cpp/learner.py has the same fields. With shared memory, `begin`
@@ -60,7 +71,9 @@ class Engine {
   virtual void value_rows(const void* obs, long n, void* values) = 0;
   virtual void use_shards(void* rows, long num_shards, bool adds) = 0;
   virtual void gradient(
-      const Columns& columns, const int64_t* order, const int64_t* bounds, double count, const Optimizer& optimizer) = 0;
+      const Columns& columns, const int64_t* order, const int64_t* bounds, double count, const OwnTerms* own,
+      const Optimizer& optimizer) = 0;
+  virtual void outputs(const Columns& columns, const int64_t* order, const int64_t* bounds, const OwnTerms& own) = 0;
   long num_shards = 1;
   virtual void optimize(double learning_rate, const Optimizer& optimizer) = 0;
 };
@@ -91,10 +104,18 @@ class TypedEngine final : public Engine {
     network_.make_sums(n);
   }
 
+  // Write the outputs for this rank's part of a minibatch, and keep the activations for `gradient`.
+  void outputs(const Columns& c, const int64_t* order, const int64_t* bounds, const OwnTerms& own) override {
+    network_.refresh();
+    network_.forward_rows(
+        static_cast<const Real*>(c.obs), order, bounds[0], bounds[num_shards] - bounds[0],
+        static_cast<Real*>(own.params), static_cast<Real*>(own.values));
+  }
+
   // The gradient of this rank's part of a minibatch: the rows [bounds[0], bounds[1]), or with S shards those up to
-  // bounds[S], of which shard s has [bounds[s], bounds[s + 1]).
+  // bounds[S], of which shard s has [bounds[s], bounds[s + 1]). own: terms that were computed from `outputs`, or null.
   void gradient(
-      const Columns& c, const int64_t* order, const int64_t* bounds, double count,
+      const Columns& c, const int64_t* order, const int64_t* bounds, double count, const OwnTerms* own,
       const Optimizer& optimizer) override {
     const Batch<Real> batch{
         static_cast<const Real*>(c.obs), c.actions, static_cast<const Real*>(c.logprobs),
@@ -102,16 +123,21 @@ class TypedEngine final : public Engine {
         static_cast<const Real*>(c.returns), static_cast<const Real*>(c.weights),
         static_cast<const uint8_t*>(c.mask), order};
     PPOLoss<Real> of_rows(actions_, batch, *optimizer.coefficients, count, network_.log_std());
-    std::vector<double> sums(num_shards * kNumStatistics);  // of this minibatch
+    const long num_sums = kNumStatistics + (own ? own->num_terms : 0);
+    std::vector<double> sums(num_shards * num_sums);  // of this minibatch
     double loss = 0;
-    network_.refresh();
+    if (!own) network_.refresh();
     network_.accumulate(
-        batch.obs, order, bounds, gradients_,
+        batch.obs, order, bounds, own != nullptr, gradients_,
         [&](long shard, long first, long rows, const Real* params, const Real* values, Real* dparams, Real* dvalues,
             Real* dlog_std) {
           loss += of_rows.block(
               first, rows, params, network_.params_width(), values, network_.values_width(), dparams, dvalues, dlog_std,
-              &sums[shard * kNumStatistics]);
+              &sums[shard * num_sums]);
+          if (own)
+            loss += add_terms(
+                *own, batch, count, first, first - bounds[0], rows, dparams, dvalues, dlog_std,
+                &sums[shard * num_sums + kNumStatistics]);
         });
     for (std::size_t i = 0; i < sums.size(); i++) optimizer.sums[i] += sums[i];
     if (std::isfinite(*optimizer.norms)) *optimizer.loss = loss;
@@ -148,6 +174,31 @@ class TypedEngine final : public Engine {
   }
 
  private:
+  // Add the gradient of the user's own terms for the rows of a piece, which begins at row `first` of the minibatch and
+  // row `own_first` of their arrays, and add the weighted terms to `sums` [K]. Return their part of the loss.
+  double add_terms(
+      const OwnTerms& own, const Batch<Real>& batch, double count, long first, long own_first, long rows, Real* dparams,
+      Real* dvalues, Real* dlog_std, double* sums) const {
+    const long outputs = network_.shape.num_outputs, num_params = network_.num_params();
+    const Real per_count = Real(1.0 / count);
+    for (long r = 0; r < rows; r++) {
+      const Real* slopes = static_cast<const Real*>(own.dparams) + (own_first + r) * num_params;
+      for (long j = 0; j < outputs; j++) dparams[r * network_.params_width() + j] += slopes[j] * per_count;
+      for (long j = outputs; j < num_params; j++) dlog_std[j - outputs] += slopes[j] * per_count;
+      dvalues[r * network_.values_width()] += static_cast<const Real*>(own.dvalues)[own_first + r] * per_count;
+    }
+    double loss = 0;
+    for (long k = 0; k < own.num_terms; k++) {
+      const Real* terms = static_cast<const Real*>(own.terms) + k * own.num_rows + own_first;
+      double sum = 0;
+      for (long r = 0; r < rows; r++)
+        sum += double(batch.weights[batch.order ? batch.order[first + r] : first + r]) * double(terms[r]);
+      sums[k] += sum;
+      loss += own.coefficients[k] * sum / count;
+    }
+    return loss;
+  }
+
   // The norm of the gradient. Eight chains of sums, so that additions do not wait for one another.
   double length() const {
     double sums[8] = {};
@@ -242,24 +293,33 @@ void network_use_shards(void* network, void* rows, int64_t num_shards, int64_t a
   static_cast<Engine*>(network)->use_shards(rows, num_shards, adds);
 }
 
-// Compute the gradient of rows [bounds[0], bounds[1]), or of [bounds[0], bounds[S]) with S shards.
-void network_gradient(
-    void* network, const Columns* columns, const int64_t* order, const int64_t* bounds, double count,
-    const Optimizer* optimizer) {
-  static_cast<Engine*>(network)->gradient(*columns, order, bounds, count, *optimizer);
+// Compute the gradient of rows [bounds[0], bounds[1]), or of [bounds[0], bounds[S]) with S shards. Minibatch m of the
+// epoch, for the terms of the user's own, if any. Returns 0, or what failed in them.
+int network_gradient(
+    void* network, const Columns* columns, const int64_t* order, const int64_t* bounds, double count, int64_t m,
+    const OwnTerms* own, const Optimizer* optimizer) {
+  auto* engine = static_cast<Engine*>(network);
+  if (own) {
+    engine->outputs(*columns, order, bounds, *own);
+    if (const int status = own->compute(m)) return status;
+  }
+  engine->gradient(*columns, order, bounds, count, own, *optimizer);
+  return 0;
 }
 
 // One epoch: an optimizer step for each minibatch. Minibatch m holds the samples order[bounds[m]], ..., before
 // order[bounds[m + 1]], of this rank; counts[m] is the number of its samples over all ranks. A minibatch that counts 0
-// is passed over on every rank. Returns 0, or at once the result of a sum that failed. With S shards, part s of
-// minibatch m is [bounds[m S + s], bounds[m S + s + 1]), and every shard has its own row of sums.
+// is passed over on every rank. Returns 0, or at once the result of a sum or of own terms that failed. With S shards,
+// part s of minibatch m is [bounds[m S + s], bounds[m S + s + 1]), and every shard has its own row of sums.
 int network_epoch(
     void* network, const Columns* columns, const int64_t* order, const int64_t* bounds, const double* counts,
-    int64_t num_minibatches, double learning_rate, const Optimizer* optimizer, const Sum* sum) {
+    int64_t num_minibatches, double learning_rate, const OwnTerms* own, const Optimizer* optimizer, const Sum* sum) {
   auto* engine = static_cast<Engine*>(network);
   for (int64_t m = 0; m < num_minibatches; m++) {
     if (counts[m] == 0) continue;
-    engine->gradient(*columns, order, bounds + m * engine->num_shards, counts[m], *optimizer);
+    const int64_t* parts = bounds + m * engine->num_shards;
+    if (const int status = network_gradient(network, columns, order, parts, counts[m], m, own, optimizer))
+      return status;
     if (sum)
       if (const int status = sum_over_ranks(*sum, m)) return status;
     engine->optimize(learning_rate, *optimizer);

@@ -6,6 +6,9 @@
 // must be called after every change of them. Read from bottom to top: Network, Trunk, Linear, and the products of
 // matrix.hpp.
 //
+// A loss that torch computes needs the outputs of a whole minibatch first: `forward_rows` keeps the activations of all its
+// rows, and `accumulate` then goes backward from them.
+//
 // The rows of a gradient belong to S shards, whose gradients are summed apart (dist.reduction=ordered; else S = 1).
 // Only products that sum over rows are computed by shard. All other numbers of a row depend on that row alone, so a
 // block may hold rows of several shards.
@@ -205,19 +208,22 @@ void accumulate_pieces(
 template <class Real>
 struct Trunk {
   std::vector<Linear<Real>> layers;
-  std::vector<Buffer<Real>> outputs, slopes;  // of the current block: activations, and gradients before the activation
+  std::vector<Buffer<Real>> outputs;  // activations: of the current block, or of all rows that are kept
+  std::vector<Buffer<Real>> slopes;   // gradients before the activation, of the current block
+  long at = 0;                        // first row of the current block in `outputs`
 
-  void allocate() {
-    for (const auto& layer : layers) {
-      outputs.emplace_back(kBlockRows * layer.out_width);
-      slopes.emplace_back(kBlockRows * layer.out_width);
-    }
+  void allocate(long rows) {
+    outputs.clear();
+    for (const auto& layer : layers) outputs.emplace_back(rows * layer.out_width);
+    while (slopes.size() < layers.size()) slopes.emplace_back(kBlockRows * layers[slopes.size()].out_width);
   }
+
+  Real* output(std::size_t l) const { return outputs[l].get() + at * layers[l].out_width; }
 
   const Real* forward(Activation kind, const Real* x, long rows) {
     for (std::size_t l = 0; l < layers.size(); l++) {
-      layers[l].forward(x, rows, Activated<Real>{kind, layers[l].bias(), outputs[l].get(), layers[l].out_width});
-      x = outputs[l].get();
+      layers[l].forward(x, rows, Activated<Real>{kind, layers[l].bias(), output(l), layers[l].out_width});
+      x = output(l);
     }
     return x;
   }
@@ -227,11 +233,11 @@ struct Trunk {
       Activation kind, const Real* x, long rows, const std::vector<Piece>& pieces, const Gradients<Real>& to) {
     for (std::size_t l = layers.size(); l-- > 0;) {
       const Real* dz = slopes[l].get();
-      accumulate_pieces<Real>(layers[l], l ? outputs[l - 1].get() : x, dz, pieces, to);
+      accumulate_pieces<Real>(layers[l], l ? output(l - 1) : x, dz, pieces, to);
       if (l)
         layers[l].backward(
             dz, rows,
-            Descended<Real>{kind, outputs[l - 1].get(), slopes[l - 1].get(), layers[l - 1].out_width, false});
+            Descended<Real>{kind, output(l - 1), slopes[l - 1].get(), layers[l - 1].out_width, false});
     }
   }
 };
@@ -264,13 +270,11 @@ class Network {
         trunks_[t].layers.push_back(linear(in, out));
         in = out;
       }
-      trunks_[t].allocate();
     }
     policy_head_ = std::make_unique<Linear<Real>>(linear(shape.hidden.back(), shape.num_outputs));
     value_head_ = std::make_unique<Linear<Real>>(linear(shape.hidden.back(), 1));
     if (shape.is_box) log_std_ = parameters + (log_std_at_ = offsets[at]);
-    params_ = Buffer<Real>(kBlockRows * policy_head_->out_width);
-    values_ = Buffer<Real>(kBlockRows * value_head_->out_width);
+    allocate_outputs(kBlockRows);
     dparams_ = Buffer<Real>(kBlockRows * policy_head_->out_width);
     dvalues_ = Buffer<Real>(kBlockRows * value_head_->out_width);
   }
@@ -291,25 +295,37 @@ class Network {
 
   // Write action parameters [n, num_params] of observations [n, obs_size].
   void policy_rows(const Real* obs, long n, Real* params) {
+    move_to(0);
     for (long r0 = 0; r0 < n; r0 += kBlockRows) {
       const long rows = std::min(kBlockRows, n - r0);
       load(obs + r0 * shape.obs_size, nullptr, 0, rows);
       forward_policy(rows);
-      for (long r = 0; r < rows; r++) {
-        Real* row = params + (r0 + r) * num_params();
-        std::copy_n(params_.get() + r * policy_head_->out_width, shape.num_outputs, row);
-        if (shape.is_box) std::copy_n(log_std_, shape.num_outputs, row + shape.num_outputs);
-      }
+      copy_params(rows, params + r0 * num_params());
     }
   }
 
   // Write values [n] of observations [n, obs_size].
   void value_rows(const Real* obs, long n, Real* values) {
+    move_to(0);
     for (long r0 = 0; r0 < n; r0 += kBlockRows) {
       const long rows = std::min(kBlockRows, n - r0);
       load(obs + r0 * shape.obs_size, nullptr, 0, rows);
-      head(*value_head_, trunks_[num_trunks() - 1].forward(shape.activation, x_.get(), rows), rows, values_.get());
-      for (long r = 0; r < rows; r++) values[r0 + r] = values_.get()[r * value_head_->out_width];
+      head(*value_head_, trunks_[num_trunks() - 1].forward(shape.activation, x_.get(), rows), rows, this->values());
+      copy_values(rows, values + r0);
+    }
+  }
+
+  // Write action parameters and values of n rows of a minibatch, from row `begin` on, and keep all activations for the
+  // next call of `accumulate` of the same rows.
+  void forward_rows(const Real* obs, const int64_t* order, long begin, long n, Real* params, Real* values) {
+    if (n > kept_rows_) allocate_outputs(kept_rows_ = n + n / 4);
+    for (long r0 = 0; r0 < n; r0 += kBlockRows) {
+      const long rows = std::min(kBlockRows, n - r0);
+      move_to(r0);
+      load(obs, order, begin + r0, rows);
+      forward(rows);
+      copy_params(rows, params + r0 * num_params());
+      copy_values(rows, values + r0);
     }
   }
 
@@ -317,10 +333,11 @@ class Network {
   // bounds[s + 1]); row r is the observation order[r], or observation r if order is null. For the rows of a piece
   // `loss(shard, first, rows, params, values, dparams, dvalues, dlog_std)` gets the outputs, writes the gradient by
   // them, and adds the gradient by log_std; `first` is a row of the minibatch. Rows of params and values are
-  // params_width and values_width apart.
+  // params_width and values_width apart. is_kept: `forward_rows` was called for these rows.
   template <class Loss>
   void accumulate(
-      const Real* obs, const int64_t* order, const int64_t* bounds, const Gradients<Real>& to, Loss&& loss) {
+      const Real* obs, const int64_t* order, const int64_t* bounds, bool is_kept, const Gradients<Real>& to,
+      Loss&& loss) {
     for (long s = 0; s < to.num_shards; s++) {
       for_each_layer([&](Linear<Real>& layer) { layer.zero_gradient(s, to.of(s)); });
       if (shape.is_box) std::fill_n(to.of(s) + log_std_at_, shape.num_outputs, Real(0));
@@ -330,7 +347,12 @@ class Network {
     std::vector<Piece> pieces;
     long begin = bounds[0], filled = 0;  // of the block: its first row, and its number of rows
     auto finish = [&] {
-      if (filled) block(obs, order, begin, filled, pieces, to, loss);
+      if (filled) {
+        move_to(is_kept ? begin - bounds[0] : 0);
+        load(obs, order, begin, filled);
+        if (!is_kept) forward(filled);
+        block(begin, filled, pieces, to, loss);
+      }
       pieces.clear();
       begin += filled;
       filled = 0;
@@ -361,18 +383,19 @@ class Network {
     f(*value_head_);
   }
 
-  // Forward, loss and backward of a block of rows, which begins at row `begin` of the minibatch.
-  template <class Loss>
-  void block(
-      const Real* obs, const int64_t* order, long begin, long rows, const std::vector<Piece>& pieces,
-      const Gradients<Real>& to, Loss&& loss) {
-    load(obs, order, begin, rows);
+  // Forward of a block of rows, whose observations are loaded.
+  void forward(long rows) {
     const Real* hidden = forward_policy(rows);
     const Real* value_hidden = shape.shared_trunk ? hidden : trunks_[1].forward(shape.activation, x_.get(), rows);
-    head(*value_head_, value_hidden, rows, values_.get());
+    head(*value_head_, value_hidden, rows, values());
+  }
+
+  // Loss and backward of a block of rows, which begins at row `begin` of the minibatch.
+  template <class Loss>
+  void block(long begin, long rows, const std::vector<Piece>& pieces, const Gradients<Real>& to, Loss&& loss) {
     for (const auto& [shard, first, num] : pieces)
       loss(
-          shard, begin + first, num, params_.get() + first * params_width(), values_.get() + first * values_width(),
+          shard, begin + first, num, params() + first * params_width(), values() + first * values_width(),
           dparams_.get() + first * params_width(), dvalues_.get() + first * values_width(),
           shape.is_box ? to.of(shard) + log_std_at_ : nullptr);
     descend(*policy_head_, trunks_[0], dparams_.get(), rows, false, pieces, to);
@@ -393,21 +416,46 @@ class Network {
 
   const Real* forward_policy(long rows) {
     const Real* hidden = trunks_[0].forward(shape.activation, x_.get(), rows);
-    head(*policy_head_, hidden, rows, params_.get());
+    head(*policy_head_, hidden, rows, params());
     return hidden;
+  }
+
+  // Outputs of the current block, which begins at row `at` of those that are kept.
+  Real* params() const { return params_.get() + trunks_[0].at * params_width(); }
+  Real* values() const { return values_.get() + trunks_[0].at * values_width(); }
+
+  void move_to(long at) {
+    for (Trunk<Real>& trunk : trunks_) trunk.at = at;
+  }
+
+  void allocate_outputs(long rows) {
+    for (int t = 0; t < num_trunks(); t++) trunks_[t].allocate(rows);
+    params_ = Buffer<Real>(rows * params_width());
+    values_ = Buffer<Real>(rows * values_width());
+  }
+
+  // Copy the outputs of the current block: [rows, num_params] and [rows].
+  void copy_params(long rows, Real* to) const {
+    for (long r = 0; r < rows; r++, to += num_params()) {
+      std::copy_n(params() + r * params_width(), shape.num_outputs, to);
+      if (shape.is_box) std::copy_n(log_std_, shape.num_outputs, to + shape.num_outputs);
+    }
+  }
+  void copy_values(long rows, Real* to) const {
+    for (long r = 0; r < rows; r++) to[r] = values()[r * values_width()];
   }
 
   // Backward through a head: into the gradient before the trunk's last activation.
   void descend(
       Linear<Real>& layer, Trunk<Real>& trunk, const Real* dz, long rows, bool adds, const std::vector<Piece>& pieces,
       const Gradients<Real>& to) {
-    const Real* hidden = trunk.outputs.back().get();
+    const Real* hidden = trunk.output(trunk.layers.size() - 1);
     accumulate_pieces<Real>(layer, hidden, dz, pieces, to);
     layer.backward(dz, rows, Descended<Real>{shape.activation, hidden, trunk.slopes.back().get(), layer.in_width, adds});
   }
 
   const Real* log_std_ = nullptr;
-  long log_std_at_ = 0;
+  long log_std_at_ = 0, kept_rows_ = kBlockRows;
   Trunk<Real> trunks_[2];
   std::unique_ptr<Linear<Real>> policy_head_, value_head_;
   Buffer<Real> x_, params_, values_, dparams_, dvalues_;

@@ -7,7 +7,11 @@ C++. summary.json calls this step "native".
 """
 
 import ctypes
+import functools
+import itertools
 import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -17,11 +21,12 @@ from ddppo.config.algorithm_settings import SurrogateSettings
 from ddppo.models.actor_critic import flat_obs
 from ddppo.ppo.advantages import Estimates, Gae
 from ddppo.ppo.cpp.network import CppNetwork, library
-from ddppo.ppo.learner import CLIP, ENTROPY, adam_state, constants
-from ddppo.ppo.losses import STATISTICS
+from ddppo.ppo.learner import CLIP, ENTROPY, adam_state, constants, terms_to_blame
+from ddppo.ppo.losses import Samples, Term, statistic_names, terms_of
 from ddppo.ppo.minibatches import Minibatch, MinibatchSource
 from ddppo.ppo.nonfinite import UpdateNotFinite
 from ddppo.ppo.rollout import Rollout
+from ddppo.spaces import each
 
 # Fields of a minibatch in the order of the struct Columns of learn.cpp.
 _COLUMNS = ("obs", "actions", "logprobs", "values", "advantages", "returns", "weights", "mask")
@@ -52,7 +57,7 @@ class CppStep:
         group: Group,  # the ranks over which gradients are summed
         num_shards: int = 0,  # with dist.reduction=ordered, shards of this rank; else 0
     ) -> None:
-        self.sums = torch.zeros(max(1, num_shards), len(STATISTICS), dtype=torch.float64)
+        self.sums = torch.zeros(max(1, num_shards), len(statistic_names(config)), dtype=torch.float64)
         self.network = network
         # Adam runs in C++, on the moments that torch's optimizer holds, so that checkpoints are the same.
         self._optimizer = optimizer
@@ -67,6 +72,7 @@ class CppStep:
         self._ordered = OrderedSum(group, num_shards, network.gradient) if num_shards else None
         if self._ordered is not None:
             network.use_shards(self._ordered.rows, adds=self._ordered.is_one_per_rank)
+        self._own = TermsInTorch(terms_of(config.losses), network, len(self.sums)) if config.losses else None
         self._sum = self._sum_call() if group.world_size > 1 else None
         self._fault: BaseException | None = None
 
@@ -91,25 +97,25 @@ class CppStep:
         if self._sum is not None:
             self._sum.stamps = stamps.ctypes.data
             sum_ = ctypes.byref(self._sum)
+        own = None if self._own is None else self._own.begin(batch.fields, order, bounds)
         # 2. The epoch. `columns` must stay alive until the call returns.
         failed = library().network_epoch(
             self.network.handle, addresses, order.data_ptr(), ends, divisors, num_minibatches,
-            self._learning_rate, self._addresses, sum_,
+            self._learning_rate, own, self._addresses, sum_,
         )  # fmt: skip
         del columns
 
-        # 3. Time of the collectives, and an exception that a sum raised.
+        # 3. Time of the collectives, and an exception that a sum or a term of the user's own raised.
         for start, end in stamps[stamps[:, 1] > 0].tolist():
             self._group.record(CollectiveTiming(start, end, num_bytes=self.network.gradient.nbytes))
         if failed:
-            fault, self._fault = self._fault, None
-            assert fault is not None
-            raise fault
+            self._raise()
 
     def end(self) -> float:
         norms = self._norms.item()
         if not math.isfinite(norms):
-            raise UpdateNotFinite(self._loss.item())
+            terms = {} if self._own is None else terms_to_blame(self._own.terms, self.sums)
+            raise UpdateNotFinite(self._loss.item(), terms=terms)
         return norms
 
     def gradient(self, minibatch: Minibatch) -> torch.Tensor:
@@ -117,12 +123,29 @@ class CppStep:
         rows = len(minibatch["weights"])
         columns, addresses = self._columns(minibatch)
         # All rows belong to the first shard.
-        bounds = (ctypes.c_int64 * (len(self.sums) + 1))(0, *[rows] * len(self.sums))
-        library().network_gradient(self.network.handle, addresses, None, bounds, float(rows), self._addresses)
+        ends = [0, *[rows] * len(self.sums)]
+        bounds = (ctypes.c_int64 * len(ends))(*ends)
+        own = None
+        if self._own is not None:
+            own = self._own.begin(minibatch, torch.arange(rows), ends)
+        failed = library().network_gradient(
+            self.network.handle, addresses, None, bounds, float(rows), 0, own, self._addresses
+        )
         del columns
+        if failed:
+            self._raise()
         if self._ordered is not None and not self._ordered.is_one_per_rank:
             self.network.gradient.copy_(sum_in_pairs(self._ordered.rows))
         return self.network.gradient
+
+    def _raise(self) -> NoReturn:
+        """Raise the exception that a call from C++ has kept."""
+        fault, self._fault = self._fault, None
+        if fault is None:
+            assert self._own is not None
+            fault, self._own.fault = self._own.fault, None
+        assert fault is not None
+        raise fault
 
     def _sum_call(self) -> _Sum:
         """Return how C++ sums the gradient over ranks: by a C function of the group if it has one, else by Python."""
@@ -157,6 +180,135 @@ class CppStep:
         columns = [x.contiguous() for x in columns]
         addresses = [x.data_ptr() for x in columns] + [None] * (len(_COLUMNS) - len(columns))
         return columns, (ctypes.c_void_p * len(_COLUMNS))(*addresses)
+
+
+# -- Terms of the user's own beside PPO's loss (ppo.losses).
+
+
+_COMPUTE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)
+
+
+class _Terms(ctypes.Structure):
+    """The struct OwnTerms of learn.cpp, which says what its fields are."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("num_terms", "num_rows")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("params", "values", "dparams", "dvalues", "terms", "coefficients")
+        ),
+        ("compute", _COMPUTE),
+    )
+
+
+class TermsInTorch:
+    """Terms that torch computes and differentiates by the outputs of the network; C++ does the rest.
+
+    For each minibatch C++ writes action parameters and values, calls `_compute`, and goes backward with the gradient of
+    PPO's loss, which it computes itself, plus that of the terms. Autograd sees a few numbers per sample.
+    """
+
+    def __init__(self, terms: Sequence[Term], network: CppNetwork, num_shards: int) -> None:
+        self.terms = terms
+        self.fault: BaseException | None = None  # what a term raised
+        self._network, self._num_shards = network, num_shards
+        self._coefs = torch.tensor([term.coef for term in terms], dtype=torch.float64)
+        self._struct = _Terms(compute=_COMPUTE(self._compute))
+        self._struct.num_terms, self._struct.coefficients = len(terms), self._coefs.data_ptr()
+        self._make_room(1)
+
+    def begin(self, fields: Minibatch, order: torch.Tensor, bounds: list[int]) -> Any:
+        """Begin an epoch as `CppStep.epoch` does; return the argument for C++."""
+        self._fields, self._bounds = fields, bounds
+        rows = max(end - start for start, end in itertools.pairwise(bounds[:: self._num_shards]))
+        if rows > self._struct.num_rows:
+            self._make_room(rows)
+        # Part i is a shard of a minibatch: its samples, and for each term their weights times the coefficient.
+        sizes = [end - start for start, end in itertools.pairwise(bounds)]
+        weights = fields["weights"].index_select(0, order)
+        self._orders = order[: bounds[-1]].split(sizes)
+        by_term = [(weights if coef == 1 else weights * coef).split(sizes) for coef in self._coefs.tolist()]
+        self._weights = list(zip(*by_term, strict=True))
+        return ctypes.byref(self._struct)
+
+    def _make_room(self, rows: int) -> None:
+        dtype, struct = self._network.parameters.dtype, self._struct
+        self._params = torch.zeros(rows, self._network.num_params, dtype=dtype)
+        self._values = torch.zeros(rows, dtype=dtype)
+        self._dparams, self._dvalues = torch.zeros_like(self._params), torch.zeros_like(self._values)
+        self._found = torch.zeros(len(self.terms), rows, dtype=dtype)
+        struct.num_rows = rows
+        struct.params, struct.values = self._params.data_ptr(), self._values.data_ptr()
+        struct.dparams, struct.dvalues = self._dparams.data_ptr(), self._dvalues.data_ptr()
+        struct.terms = self._found.data_ptr()
+        self._rows = functools.lru_cache(maxsize=256)(self._views)
+
+    def _views(
+        self, start: int, end: int
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
+        """Return rows of the outputs, as leaves of autograd, of the gradients by them, and of the terms."""
+        outputs = [x[start:end].requires_grad_() for x in (self._params, self._values)]
+        return (
+            outputs,
+            [x[start:end] for x in (self._dparams, self._dvalues)],
+            list(self._found[:, start:end]),
+        )
+
+    def _compute(self, minibatch: int) -> int:
+        """Compute the terms of a minibatch, each shard apart: bits of torch may depend on the rows beside a row.
+
+        C++ calls it, so exceptions are kept for the step to raise.
+        """
+        try:
+            first = minibatch * self._num_shards
+            begin = self._bounds[first]
+            for part in range(first, first + self._num_shards):
+                start, end = self._bounds[part], self._bounds[part + 1]
+                if end > start:  # the user's function is not called for no sample
+                    self._compute_part(part, *self._rows(start - begin, end - begin))
+        except BaseException as e:
+            self.fault = e
+            return 1
+        return 0
+
+    def _compute_part(
+        self, part: int, outputs: list[torch.Tensor], slopes: list[torch.Tensor], terms: list[torch.Tensor]
+    ) -> None:
+        """Compute the terms of a part, whose `outputs` C++ has written; write the gradient and the terms for C++."""
+        if self._num_shards > 1:  # in memory of their own: some kernels give other bits at other addresses
+            outputs = [x.detach().clone().requires_grad_() for x in outputs]
+        params, values = outputs
+        chosen = _Chosen(self._fields, self._orders[part])
+        samples = Samples(chosen, params, values, self._network.distribution)
+        found = [term(samples) for term in self.terms]
+        # The gradient of the sum over samples and terms, each times its weight and its coefficient.
+        computed = torch.autograd.grad(found, outputs, self._weights[part], allow_unused=True)
+        for slope, x in zip(slopes, computed, strict=True):
+            if x is None:
+                slope.zero_()
+            else:
+                slope.copy_(x)
+        for row, term in zip(terms, found, strict=True):
+            row.copy_(term.detach())
+
+
+class _Chosen(Mapping[str, Any]):
+    """Some samples of a batch by field; a field is selected when it is read."""
+
+    def __init__(self, fields: Minibatch, rows: torch.Tensor) -> None:
+        self._fields, self._rows = fields, rows
+
+    def __getitem__(self, name: str) -> Any:
+        return each(lambda x: x.index_select(0, self._rows), self._fields[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._fields
 
 
 # -- Advantages, returns and their moments in one call (ddppo/native/src/returns.cpp).

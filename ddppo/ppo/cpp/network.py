@@ -41,8 +41,6 @@ def why_not_cpp(config: Config, model: ActorCritic, device: torch.device, sync_n
         return f"compile={config.compile}"
     if config.ppo.algorithm != "ppo":
         return f"ppo.algorithm={config.ppo.algorithm} has no step in C++"
-    if config.ppo.losses:
-        return "ppo.losses adds terms of your own to the loss"
     if config.ppo.learning_rates:
         return "ppo.learning_rates gives parts of the model different step sizes"
     if config.dist.threads_per_rank not in (None, 1):
@@ -108,7 +106,7 @@ class CppNetwork:
         assert parameters.grad is not None
         self.parameters, self.gradient = parameters, parameters.grad
         self.spec = spec
-        self.num_params = model.num_params
+        self.num_params, self.distribution = model.num_params, model.distribution
         self._library = library()
         description = np.array(_description(model, spec), np.int64)
         self.handle: int = self._library.network_create(
@@ -146,9 +144,9 @@ def library() -> ctypes.CDLL:
         found.network_free.argtypes = found.network_refresh.argtypes = (_POINTER,)
         found.network_policy.argtypes = found.network_values.argtypes = (_POINTER, _POINTER, _INT, _POINTER)
         found.network_use_shards.argtypes = (_POINTER, _POINTER, _INT, _INT)
-        found.network_gradient.argtypes = (*(_POINTER,) * 4, _DOUBLE, _POINTER)
-        found.network_epoch.argtypes = (*(_POINTER,) * 5, _INT, _DOUBLE, _POINTER, _POINTER)
-        found.network_epoch.restype = ctypes.c_int
+        found.network_gradient.argtypes = (*(_POINTER,) * 4, _DOUBLE, _INT, _POINTER, _POINTER)
+        found.network_epoch.argtypes = (*(_POINTER,) * 5, _INT, _DOUBLE, *(_POINTER,) * 3)
+        found.network_gradient.restype = found.network_epoch.restype = ctypes.c_int
     return found
 
 
