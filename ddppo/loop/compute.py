@@ -29,9 +29,12 @@ from ddppo.ppo.advantages import Gae
 from ddppo.ppo.cpp.learner import CppGae, CppStep
 from ddppo.ppo.cpp.network import (
     CppNetwork,
+    Differentiable,
+    is_as_in_torch,
     is_faster_in_torch,
     rows_are_independent,
     why_not_cpp,
+    why_not_cpp_network,
 )
 from ddppo.ppo.gradient_check import agrees
 from ddppo.ppo.learner import EpochStep
@@ -50,8 +53,9 @@ def choose_compute(context: RankContext, progress: TrainState, *, only_cpp: bool
     All ranks that learn together call it together. only_cpp: for a rank that only acts, so that torch need not compile
     a step. Raises TrainingError if compile=on or torch asks for a step that cannot be made.
     """
-    if context.algorithm.learner_class is None:  # an algorithm of its own learns in PyTorch
+    if context.algorithm.learner_class is None:  # an algorithm of its own computes its loss in PyTorch
         context.derived["step"] = "eager"
+        _choose_network(context)
         _record(context, None)
         return
     # 1. Recurrent layers have C++ of their own, whichever step is taken.
@@ -69,6 +73,8 @@ def choose_compute(context: RankContext, progress: TrainState, *, only_cpp: bool
     # 3. The learner takes the step, or keeps the EagerStep that it was made with.
     if step is not None:
         _take(step, context, progress)
+    elif not all_can:
+        _choose_network(context)
     # 4. What the device can start by one or two calls.
     _record(context, step)
 
@@ -140,7 +146,14 @@ def _cpp_step(context: RankContext) -> tuple[bool, CppStep | None]:
     if all(can):
         return True, step
     if context.group.rank == can.index(False) and _could_be_faster(context):
-        warn(f"acting and learning run in PyTorch, not in C++: {why_not}. {_HOW_MUCH_SLOWER}")
+        has_network = step is None and (
+            why_not_cpp_network(config, model, learner.parameters.device, context.topology.sync.name) is None
+        )
+        what = "acting and the loss run in PyTorch, only the network in C++"
+        warn(
+            f"{what if has_network else 'acting and learning run in PyTorch, not in C++'}: {why_not}. "
+            f"{_HOW_MUCH_SLOWER}"
+        )
     return False, None
 
 
@@ -168,6 +181,29 @@ def _could_be_faster(context: RankContext) -> bool:
     model = context.model
     is_mlp_or_own = type(model) is MLP or not type(model).__module__.startswith("ddppo.")
     return native.why_not() is not None or (is_mlp_or_own and not is_faster_in_torch(model))
+
+
+def _choose_network(context: RankContext) -> None:
+    """Let an eager step's model call its network in C++, forward and backward, if all ranks can."""
+    config, learner, model = context.config, context.topology.learner, context.model
+    found, why_not = None, None
+    if _is_active(context):
+        why_not = why_not_cpp_network(config, model, learner.parameters.device, context.topology.sync.name)
+        if why_not is None and sum(p.numel() for p in model.parameters()) != learner.parameters.numel():
+            why_not = "the algorithm has other networks beside the model"
+        if why_not is None:
+            assert isinstance(model, MLP)
+            found = Differentiable(model, context.spec, learner.parameters)
+            obs = random_obs(
+                context.spec, _TRIAL_ROWS, learner.parameters.dtype, torch.Generator().manual_seed(0)
+            )
+            if not is_as_in_torch(found, model, flat_obs(obs, context.spec, learner.parameters.dtype)):
+                why_not = "its gradient is not autograd's on this machine"
+    if all(_by_rank(context.group, why_not is None)):
+        if found is not None:
+            assert isinstance(model, MLP)
+            model.in_cpp = found
+        context.derived["network"] = "C++"
 
 
 # -- 2. torch.compile.

@@ -266,6 +266,9 @@ class MLP(ActorCritic):
     model.orthogonal=false it is that of torch.nn.Linear, for settings that were tuned with ortho_init=False.
     """
 
+    # The same network in C++ (ddppo/ppo/cpp/network.py:Differentiable), for a learner that computes its loss in torch.
+    in_cpp: Any = None
+
     def __init__(self, spec: EnvSpec, config: MlpSettings) -> None:
         super().__init__(spec, config)
         self.is_vector = isinstance(spec.obs, ArraySpec) and len(spec.obs.shape) == 1 and spec.obs.is_float
@@ -293,6 +296,13 @@ class MLP(ActorCritic):
         self.log_std = begin_log_std_(self.policy_head, spec.action, config)
 
     def forward(self, obs: Obs) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.in_cpp is not None and self.in_cpp.takes(obs):
+            outputs: tuple[torch.Tensor, torch.Tensor] = self.in_cpp(self, obs)
+            return outputs
+        return self.in_torch(obs)
+
+    def in_torch(self, obs: Obs) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the outputs of `forward` by torch's layers."""
         inputs = self._inputs(obs, self.policy_spec)
         hidden = self.policy_trunk(inputs)
         if not self.shared_trunk:

@@ -143,7 +143,10 @@ def test_a_run_that_cannot_learn_in_cpp_says_why_in_one_line(changed, why, tmp_p
         section, name = name.split(".")
         setattr(getattr(config, section), name, value)
     [line] = warnings_of(config, tmp_path / "run", monkeypatch, capsys)
-    assert line.startswith("warning: acting and learning run in PyTorch, not in C++: ")
+    begins = "acting and learning run in PyTorch, not in C++: "
+    if "ppo.learning_rates" in changed:
+        begins = "acting and the loss run in PyTorch, only the network in C++: "
+    assert line.startswith(f"warning: {begins}")
     assert why in line
     assert "take 3 to 8 times as long" in line
 

@@ -1,5 +1,6 @@
 """What is special of the step and network in C++; that it does what the eager step does is in test_compiled_step.py."""
 
+import copy
 import ctypes
 import itertools
 
@@ -15,7 +16,7 @@ from ddppo.distributed.gradient_sync import FlatParameters
 from ddppo.models.build import build_model
 from ddppo.ppo.advantages import Estimates, gae
 from ddppo.ppo.cpp.learner import CppStep, returns_and_moments
-from ddppo.ppo.cpp.network import CppNetwork, library, why_not_native
+from ddppo.ppo.cpp.network import CppNetwork, Differentiable, library, why_not_native
 from ddppo.ppo.gradient_check import example, worst_error
 from ddppo.ppo.minibatches import SampleBatch
 from ddppo.ppo.normalization import moments
@@ -64,6 +65,34 @@ def test_in_float32_it_is_autograds_gradient_up_to_rounding(action):
     model, network, parameters = network_of(spec, config)
     step = CppStep(network, PPOSettings(), torch.optim.Adam([parameters.vector]), Group())
     assert worst_error(step, spec, model, PPOSettings()) < 2e-6
+
+
+@pytest.mark.parametrize(("action", "shared_trunk"), [(DISCRETE, False), (BOX, True)], ids=str)
+def test_a_loss_in_torch_differentiates_the_network_in_cpp_as_it_does_torchs_layers(action, shared_trunk):
+    """A loss that calls the model twice, reads a parameter, and differentiates a gradient."""
+    spec = EnvSpec(ArraySpec((5,)), action)
+    config = settings_of("model", shared_trunk=shared_trunk, hidden_sizes=[9, 7])
+    model, _, parameters = network_of(spec, config, torch.float64)
+    obs = torch.randn(2, 130, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def gradient():
+        parameters.gradient.zero_()
+        (params, values), (others, _) = model(obs[0]), model(obs[1])
+        loss = (params * others).sum() + (values * params.sum(dim=1)).sin().sum()
+        (slope,) = torch.autograd.grad(values.sum(), [model.value_head.weight], create_graph=True)
+        (loss + model.policy_head.weight.square().sum() + slope.square().sum()).backward()
+        return parameters.gradient.clone()
+
+    in_torch = gradient()
+    model.in_cpp = Differentiable(model, spec, parameters.vector)
+    assert model.in_cpp.takes(obs[0])
+    torch.testing.assert_close(gradient(), in_torch, rtol=1e-9, atol=1e-9)
+    assert copy.deepcopy(model).in_cpp is None
+    others = {name: 2 * p for name, p in model.named_parameters()}
+    found, _ = torch.func.functional_call(model, others, (obs[0],))  # parameters that C++ does not know
+    model.in_cpp = None
+    expected, _ = torch.func.functional_call(model, others, (obs[0],))
+    assert torch.equal(found, expected)
 
 
 def test_policy_and_values_are_the_models():

@@ -74,6 +74,8 @@ class Engine {
       const Columns& columns, const int64_t* order, const int64_t* bounds, double count, const OwnTerms* own,
       const Optimizer& optimizer) = 0;
   virtual void outputs(const Columns& columns, const int64_t* order, const int64_t* bounds, const OwnTerms& own) = 0;
+  virtual void forward(const void* obs, long n, void* params, void* values) = 0;
+  virtual void backward(const void* obs, long n, const void* dparams, const void* dvalues) = 0;
   long num_shards = 1;
   virtual void optimize(double learning_rate, const Optimizer& optimizer) = 0;
 };
@@ -110,6 +112,29 @@ class TypedEngine final : public Engine {
     network_.forward_rows(
         static_cast<const Real*>(c.obs), order, bounds[0], bounds[num_shards] - bounds[0],
         static_cast<Real*>(own.params), static_cast<Real*>(own.values));
+  }
+
+  // The same of observations [n, obs_size], for `backward`.
+  void forward(const void* obs, long n, void* params, void* values) override {
+    network_.refresh();
+    network_.forward_rows(
+        static_cast<const Real*>(obs), nullptr, 0, n, static_cast<Real*>(params), static_cast<Real*>(values));
+  }
+
+  // The gradient of any loss, whose gradient by the outputs of `forward` is dparams [n, P] and dvalues [n].
+  void backward(const void* obs, long n, const void* dparams, const void* dvalues) override {
+    const int64_t bounds[] = {0, n};
+    network_.accumulate(
+        static_cast<const Real*>(obs), nullptr, bounds, true, {gradient_, 1, num_parameters_},
+        [&](long, long first, long rows, const Real*, const Real*, Real* by_params, Real* by_values, Real* by_log_std) {
+          const long outputs = network_.shape.num_outputs, num_params = network_.num_params();
+          for (long r = 0; r < rows; r++) {
+            const Real* slopes = static_cast<const Real*>(dparams) + (first + r) * num_params;
+            std::copy_n(slopes, outputs, by_params + r * network_.params_width());
+            for (long j = outputs; j < num_params; j++) by_log_std[j - outputs] += slopes[j];
+            by_values[r * network_.values_width()] = static_cast<const Real*>(dvalues)[first + r];
+          }
+        });
   }
 
   // The gradient of this rank's part of a minibatch: the rows [bounds[0], bounds[1]), or with S shards those up to
@@ -285,6 +310,16 @@ void network_policy(void* network, const void* obs, int64_t n, void* params) {
 
 void network_values(void* network, const void* obs, int64_t n, void* values) {
   static_cast<Engine*>(network)->value_rows(obs, n, values);
+}
+
+// Write params [n, P] and values [n] of observations [n, obs_size], and keep the activations. Then the gradient, from
+// that by these outputs.
+void network_forward(void* network, const void* obs, int64_t n, void* params, void* values) {
+  static_cast<Engine*>(network)->forward(obs, n, params, values);
+}
+
+void network_backward(void* network, const void* obs, int64_t n, const void* dparams, const void* dvalues) {
+  static_cast<Engine*>(network)->backward(obs, n, dparams, dvalues);
 }
 
 // Sum the gradients of this rank's shards apart (dist.reduction=ordered), in rows [num_shards, num_parameters], which

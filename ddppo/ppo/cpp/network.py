@@ -37,12 +37,19 @@ _POINTER, _INT, _DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 def why_not_cpp(config: Config, model: ActorCritic, device: torch.device, sync_name: str) -> str | None:
     """Return why this rank cannot learn in C++, as part of a sentence; None if it can. Compiles the library."""
     # Settings that the C++ of the learner does not know.
-    if config.compile not in ("auto", "on"):
-        return f"compile={config.compile}"
     if config.ppo.algorithm != "ppo":
         return f"ppo.algorithm={config.ppo.algorithm} has no step in C++"
     if config.ppo.learning_rates:
         return "ppo.learning_rates gives parts of the model different step sizes"
+    return why_not_cpp_network(config, model, device, sync_name)
+
+
+def why_not_cpp_network(
+    config: Config, model: ActorCritic, device: torch.device, sync_name: str
+) -> str | None:
+    """Return why a loss in torch cannot call the network in C++, as part of a sentence; None if it can."""
+    if config.compile not in ("auto", "on"):
+        return f"compile={config.compile}"
     if config.dist.threads_per_rank not in (None, 1):
         return f"dist.threads_per_rank={config.dist.threads_per_rank}, and C++ uses one thread"
     if sync_name == "ddp":
@@ -93,6 +100,20 @@ def rows_are_independent(network: "CppNetwork", obs: torch.Tensor) -> bool:
     return all(torch.equal(whole, other) for other in (*by_parts, shifted))
 
 
+def is_as_in_torch(network: "Differentiable", model: MLP, obs: torch.Tensor) -> bool:
+    """Return whether a network in C++ has the outputs of torch's layers and their gradient, up to rounding."""
+    found: list[list[torch.Tensor]] = []
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    for params, values in (network(model, obs), model.in_torch(obs)):
+        loss = params.square().sum() + (params.sum(dim=1) * values).sum() + values.sum()
+        found.append([params, values, *torch.autograd.grad(loss, parameters)])
+    close = 1e-4 if obs.dtype == torch.float32 else 1e-9
+    return all(
+        float((a - b).detach().abs().max()) <= close * max(1.0, float(b.detach().abs().max()))
+        for a, b in zip(*found, strict=True)
+    )
+
+
 # -- The network.
 
 
@@ -102,9 +123,16 @@ class CppNetwork:
     The outputs for an observation do not depend on the other observations of a batch.
     """
 
-    def __init__(self, model: MLP, spec: EnvSpec, parameters: torch.nn.Parameter) -> None:
-        assert parameters.grad is not None
-        self.parameters, self.gradient = parameters, parameters.grad
+    def __init__(
+        self,
+        model: MLP,
+        spec: EnvSpec,
+        parameters: torch.nn.Parameter,
+        gradient: torch.Tensor | None = None,  # where gradients are written, instead of `parameters.grad`
+    ) -> None:
+        gradient = parameters.grad if gradient is None else gradient
+        assert gradient is not None
+        self.parameters, self.gradient = parameters, gradient
         self.spec = spec
         self.num_params, self.distribution = model.num_params, model.distribution
         self._library = library()
@@ -136,6 +164,100 @@ class CppNetwork:
         return out
 
 
+# -- The network as an operation of autograd, for any loss that torch computes.
+
+
+class Differentiable:
+    """Calls an MLP's network in C++ forward and backward; `MLP.forward` uses it if loop/compute.py set `MLP.in_cpp`.
+
+    Autograd sees one operation with the model's parameters as inputs. So a loss may be anything: it may read
+    parameters, call the model several times, or differentiate a gradient again, which torch's own layers then compute.
+    """
+
+    def __init__(self, model: MLP, spec: EnvSpec, parameters: torch.nn.Parameter) -> None:
+        self._network = CppNetwork(model, spec, parameters, torch.zeros_like(parameters.data))
+        self._dtype = parameters.dtype
+        self._places = [
+            (module._parameters, name, p)
+            for module in model.modules()
+            for name, p in module._parameters.items()
+            if p is not None
+        ]
+        self._own = list(model.parameters())
+        self._sizes = [p.numel() for p in self._own]
+        self._shapes = [p.shape for p in self._own]
+        self._addresses = [p.data_ptr() for p in self._own]
+        self._call = 0  # counts forward passes: activations of the last one are kept
+
+    def __deepcopy__(self, memo: Any) -> None:
+        """A copy of the model has other parameters: it computes in torch."""
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return type(None), ()
+
+    def takes(self, obs: Obs) -> bool:
+        """Return whether C++ computes this call: with a graph, on rows, by the parameters that it knows."""
+        return (
+            torch.is_grad_enabled()
+            and isinstance(obs, torch.Tensor)
+            and obs.dim() == 2
+            and obs.dtype == self._dtype
+            and not obs.requires_grad
+            and all(parameters[name] is p for parameters, name, p in self._places)
+            and all(p.data_ptr() == at for p, at in zip(self._own, self._addresses, strict=True))
+        )
+
+    def __call__(self, model: MLP, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return action parameters `[n, P]` and values `[n]` of obs `[n, obs_size]`."""
+        return _Outputs.apply(self, model, obs.contiguous(), *self._own)
+
+    def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+        network = self._network
+        params, values = obs.new_empty(len(obs), network.num_params), obs.new_empty(len(obs))
+        library().network_forward(
+            network.handle, obs.data_ptr(), len(obs), params.data_ptr(), values.data_ptr()
+        )
+        self._call += 1
+        return params, values, self._call
+
+    def backward(
+        self, obs: torch.Tensor, dparams: torch.Tensor, dvalues: torch.Tensor, call: int
+    ) -> list[torch.Tensor]:
+        """Return the gradient by each parameter."""
+        if call != self._call:  # another forward pass came between
+            self.forward(obs)
+        dparams, dvalues = dparams.contiguous(), dvalues.contiguous()
+        library().network_backward(
+            self._network.handle, obs.data_ptr(), len(obs), dparams.data_ptr(), dvalues.data_ptr()
+        )
+        parts = self._network.gradient.clone().split(self._sizes)
+        return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
+
+
+class _Outputs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, owner: Differentiable, model: MLP, obs: torch.Tensor, *parameters: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        params, values, call = owner.forward(obs)
+        ctx.owner, ctx.model, ctx.obs, ctx.call = owner, model, obs, call
+        ctx.save_for_backward(*parameters)
+        return params, values
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: torch.Tensor) -> tuple[Any, ...]:
+        dparams, dvalues = slopes
+        if not torch.is_grad_enabled():
+            return None, None, None, *ctx.owner.backward(ctx.obs, dparams, dvalues, ctx.call)
+        # create_graph=True: the gradient itself will be differentiated.
+        parameters = [p for p in ctx.saved_tensors if p.requires_grad]
+        found = torch.autograd.grad(
+            ctx.model.in_torch(ctx.obs), parameters, slopes, create_graph=True, allow_unused=True
+        )
+        by_parameter = iter(found)
+        return None, None, None, *(next(by_parameter) if p.requires_grad else None for p in ctx.saved_tensors)
+
+
 def library() -> ctypes.CDLL:
     """Return the compiled library, with the types of its functions declared. Raises NotCompiled."""
     found = native.library()
@@ -143,6 +265,9 @@ def library() -> ctypes.CDLL:
         found.network_create.argtypes, found.network_create.restype = (_POINTER,) * 3, _POINTER
         found.network_free.argtypes = found.network_refresh.argtypes = (_POINTER,)
         found.network_policy.argtypes = found.network_values.argtypes = (_POINTER, _POINTER, _INT, _POINTER)
+        found.network_forward.argtypes = found.network_backward.argtypes = (
+            *(_POINTER, _POINTER, _INT, _POINTER, _POINTER),
+        )
         found.network_use_shards.argtypes = (_POINTER, _POINTER, _INT, _INT)
         found.network_gradient.argtypes = (*(_POINTER,) * 4, _DOUBLE, _INT, _POINTER, _POINTER)
         found.network_epoch.argtypes = (*(_POINTER,) * 5, _INT, _DOUBLE, *(_POINTER,) * 3)

@@ -35,8 +35,9 @@ class Plain(ActorCritic):
         inputs: Any = spec.obs
         self.policy = self._stack(inputs.shape[0], self.num_params, config)
         self.critic = self._stack(inputs.shape[0], 1, config)
+        last: Any = self.policy[-1]
         with torch.no_grad():
-            self.policy[-1].weight.mul_(0.01)  # the first policy prefers no action
+            last.weight.mul_(0.01)  # the first policy prefers no action
 
     def forward(self, obs: Obs) -> tuple[torch.Tensor, torch.Tensor]:
         """Return action parameters `[n, P]` and values `[n]`; used in learning."""
