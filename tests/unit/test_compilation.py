@@ -131,7 +131,6 @@ def warnings_of(config, folder, monkeypatch, capsys):
     ("changed", "why"),
     [
         ({"model.name": f"{__name__}:Own"}, "Own is not ddppo's MLP"),
-        ({"model.activation": "gelu"}, "model.activation=gelu is none of tanh"),
         ({"ppo.learning_rates": {"value_head": 1e-3}}, "ppo.learning_rates gives parts"),
         ({"dist.threads_per_rank": 2}, "dist.threads_per_rank=2, and C++ uses one thread"),
     ],

@@ -34,7 +34,7 @@ def network_of(spec, config, dtype=torch.float32):
     return model, CppNetwork(model, spec, parameters.vector), parameters
 
 
-@pytest.mark.parametrize("activation", ["tanh", "relu", "elu", "leaky_relu"])
+@pytest.mark.parametrize("activation", ["tanh", "relu", "elu", "leaky_relu", "silu", "gelu"])
 def test_every_activation_that_it_knows_is_torchs(activation, monkeypatch):
     assert_equal(
         both(
@@ -46,7 +46,7 @@ def test_every_activation_that_it_knows_is_torchs(activation, monkeypatch):
     )
 
 
-@pytest.mark.parametrize("hidden_sizes", [[1], [70, 33], [130, 9, 20]])
+@pytest.mark.parametrize("hidden_sizes", [[1], [70, 33], [130, 9, 20, 5]])
 @pytest.mark.parametrize("obs_size", [1, 17, 65])
 def test_every_width_is_torchs(hidden_sizes, obs_size, monkeypatch):
     assert_equal(
@@ -59,9 +59,12 @@ def test_every_width_is_torchs(hidden_sizes, obs_size, monkeypatch):
     )
 
 
-@pytest.mark.parametrize("action", [DISCRETE, BOX], ids=lambda action: action.kind)
-def test_in_float32_it_is_autograds_gradient_up_to_rounding(action):
-    spec, config = EnvSpec(ArraySpec((17,)), action), settings_of("model", hidden_sizes=[64, 64])
+@pytest.mark.parametrize(
+    ("action", "activation"), [(DISCRETE, "tanh"), (BOX, "tanh"), (DISCRETE, "silu"), (BOX, "gelu")], ids=str
+)
+def test_in_float32_it_is_autograds_gradient_up_to_rounding(action, activation):
+    spec = EnvSpec(ArraySpec((17,)), action)
+    config = settings_of("model", hidden_sizes=[64, 64], activation=activation)
     model, network, parameters = network_of(spec, config)
     step = CppStep(network, PPOSettings(), torch.optim.Adam([parameters.vector]), Group())
     assert worst_error(step, spec, model, PPOSettings()) < 2e-6
@@ -215,7 +218,6 @@ def test_a_minibatch_without_samples_here_or_on_any_rank_takes_the_step_it_shoul
 @pytest.mark.parametrize(
     ("config", "why"),
     [
-        (settings_of("model", activation="gelu"), "activation=gelu"),
         (settings_of("model", hidden_sizes=[1024, 1024]), "more than 524,288 weights"),
         (settings_of("model", name="tests.unit.test_compiled_step:Own"), "Own"),
     ],

@@ -33,30 +33,6 @@ struct Batch {
   const int64_t* order;
 };
 
-inline Simd<double>::V exp_of(Simd<double>::V x) {
-  return each<double>(x, [](double v) { return std::exp(v); });
-}
-
-// exp(x) = 2^n exp(r) with |r| <= ln(2) / 2 and Taylor's series to r^7; 0 or infinity beyond the range of float32.
-inline Simd<float>::V exp_of(Simd<float>::V x) {
-  typedef int32_t Int __attribute__((vector_size(kVectorBytes)));
-  using F = Simd<float>::V;
-  const F low = Simd<float>::all(-87.0f), high = Simd<float>::all(88.7f);
-  F bounded = x < low ? low : x;
-  bounded = bounded > high ? high : bounded;
-  const F magic = Simd<float>::all(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-  const F n = fma(bounded, Simd<float>::all(1.44269504088896341f), magic) - magic;
-  const F rough = fma(n, Simd<float>::all(-0.693145751953125f), bounded);
-  const F r = fma(n, Simd<float>::all(-1.42860677e-06f), rough);
-  const F p = polynomial(r, 1.0f / 5040, 1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f);
-  const Int exponent = (__builtin_convertvector(n, Int) + 127) << 23;
-  F scale;
-  std::memcpy(&scale, &exponent, sizeof scale);
-  const F result = p * scale;
-  const F ended = x < low ? F{} : result;
-  return x > high ? Simd<float>::all(__builtin_inff()) : ended;
-}
-
 // (exp(x) - 1) - x without cancellation; exp(x) is given.
 inline Simd<double>::V exp_minus_line(Simd<double>::V x, Simd<double>::V) {
   return each<double>(x, [](double v) { return std::expm1(v) - v; });

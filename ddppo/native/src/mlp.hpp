@@ -33,13 +33,18 @@ using V = typename Simd<Real>::V;
 // `start` is the value that a sum begins with, and `end` stores the finished sum (see `product` in matrix.hpp).
 
 template <class Real>
-struct Activated {  // out = f(bias + product)
+struct Activated {  // out = f(bias + product), and slope = f'(bias + product) unless it is null
   Activation kind;
   const Real* bias;
-  Real* out;
+  Real *out, *slope;
   long width;
   V<Real> start(long, long n) const { return Simd<Real>::load(bias + n); }
-  void end(long m, long n, V<Real> x) const { Simd<Real>::store(out + m * width + n, activate<Real>(kind, x)); }
+  void end(long m, long n, V<Real> x) const {
+    if (!slope) return Simd<Real>::store(out + m * width + n, activate<Real>(kind, x));
+    V<Real> derivative;
+    Simd<Real>::store(out + m * width + n, activate<Real>(kind, x, derivative));
+    Simd<Real>::store(slope + m * width + n, derivative);
+  }
 };
 
 template <class Real>
@@ -60,16 +65,16 @@ struct Added {  // out += product
 };
 
 template <class Real>
-struct Descended {  // out = product * f'(y), added to what is there if `adds`
+struct Descended {  // out = product * f', added to what is there if `adds`
   Activation kind;
-  const Real* y;
+  const Real *y, *slope;  // f(x), and f'(x), or null if it is a function of y
   Real* out;
   long width;
   bool adds;
   V<Real> start(long, long) const { return V<Real>{}; }
   void end(long m, long n, V<Real> x) const {
     const long at = m * width + n;
-    x *= derivative<Real>(kind, Simd<Real>::load(y + at));
+    x *= slope ? Simd<Real>::load(slope + at) : derivative<Real>(kind, Simd<Real>::load(y + at));
     Simd<Real>::store(out + at, adds ? Simd<Real>::load(out + at) + x : x);
   }
 };
@@ -209,20 +214,29 @@ template <class Real>
 struct Trunk {
   std::vector<Linear<Real>> layers;
   std::vector<Buffer<Real>> outputs;  // activations: of the current block, or of all rows that are kept
+  std::vector<Buffer<Real>> derivatives;  // f'(x) of the same rows, for activations that keep it
   std::vector<Buffer<Real>> slopes;   // gradients before the activation, of the current block
   long at = 0;                        // first row of the current block in `outputs`
 
-  void allocate(long rows) {
+  void allocate(Activation kind, long rows) {
     outputs.clear();
-    for (const auto& layer : layers) outputs.emplace_back(rows * layer.out_width);
+    derivatives.clear();
+    for (const auto& layer : layers) {
+      outputs.emplace_back(rows * layer.out_width);
+      if (keeps_derivative(kind)) derivatives.emplace_back(rows * layer.out_width);
+    }
     while (slopes.size() < layers.size()) slopes.emplace_back(kBlockRows * layers[slopes.size()].out_width);
   }
 
   Real* output(std::size_t l) const { return outputs[l].get() + at * layers[l].out_width; }
+  Real* derivative_of(std::size_t l) const {
+    return derivatives.empty() ? nullptr : derivatives[l].get() + at * layers[l].out_width;
+  }
 
   const Real* forward(Activation kind, const Real* x, long rows) {
     for (std::size_t l = 0; l < layers.size(); l++) {
-      layers[l].forward(x, rows, Activated<Real>{kind, layers[l].bias(), output(l), layers[l].out_width});
+      layers[l].forward(
+          x, rows, Activated<Real>{kind, layers[l].bias(), output(l), derivative_of(l), layers[l].out_width});
       x = output(l);
     }
     return x;
@@ -237,7 +251,8 @@ struct Trunk {
       if (l)
         layers[l].backward(
             dz, rows,
-            Descended<Real>{kind, output(l - 1), slopes[l - 1].get(), layers[l - 1].out_width, false});
+            Descended<Real>{
+                kind, output(l - 1), derivative_of(l - 1), slopes[l - 1].get(), layers[l - 1].out_width, false});
     }
   }
 };
@@ -429,7 +444,7 @@ class Network {
   }
 
   void allocate_outputs(long rows) {
-    for (int t = 0; t < num_trunks(); t++) trunks_[t].allocate(rows);
+    for (int t = 0; t < num_trunks(); t++) trunks_[t].allocate(shape.activation, rows);
     params_ = Buffer<Real>(rows * params_width());
     values_ = Buffer<Real>(rows * values_width());
   }
@@ -451,7 +466,10 @@ class Network {
       const Gradients<Real>& to) {
     const Real* hidden = trunk.output(trunk.layers.size() - 1);
     accumulate_pieces<Real>(layer, hidden, dz, pieces, to);
-    layer.backward(dz, rows, Descended<Real>{shape.activation, hidden, trunk.slopes.back().get(), layer.in_width, adds});
+    const Real* derivative = trunk.derivative_of(trunk.layers.size() - 1);
+    layer.backward(
+        dz, rows,
+        Descended<Real>{shape.activation, hidden, derivative, trunk.slopes.back().get(), layer.in_width, adds});
   }
 
   const Real* log_std_ = nullptr;

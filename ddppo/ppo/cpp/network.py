@@ -20,7 +20,14 @@ from ddppo.models.actor_critic import MLP, ActorCritic, Obs, flat_obs, is_asymme
 from ddppo.models.distributions import num_noise
 from ddppo.spaces import ActionSpec, EnvSpec, leaves
 
-_ACTIVATIONS = ("tanh", "relu", "elu", "leaky_relu")  # in the order of the enum Activation in activations.hpp
+_ACTIVATIONS = (
+    "tanh",
+    "relu",
+    "elu",
+    "leaky_relu",
+    "silu",
+    "gelu",
+)  # in the order of the enum Activation in activations.hpp
 # In the order of the enum ActionKind in losses.hpp.
 KINDS = (
     "discrete",
@@ -70,8 +77,6 @@ def why_not_native(model: ActorCritic, device: torch.device) -> str | None:
         return "its policy and its value function read different arrays"
     if not all(leaf.is_float for leaf in leaves(model.spec.obs)):
         return "the task observes pixels"
-    if model.activation not in _ACTIVATIONS:
-        return f"model.activation={model.activation} is none of {', '.join(_ACTIVATIONS)}"
     if is_faster_in_torch(model):
         return f"a layer has more than {MOST_WEIGHTS:,} weights, which torch multiplies faster"
     if device.type != "cpu":
