@@ -148,6 +148,7 @@ def test_a_run_that_cannot_learn_in_cpp_says_why_in_one_line(changed, why, tmp_p
     assert line.startswith(f"warning: {begins}")
     assert why in line
     assert "take 3 to 8 times as long" in line
+    assert ("compile=torch compiles learning" in line) == ("model.name" in changed)
 
 
 def test_a_machine_without_a_compiler_says_so_in_one_line_whatever_the_model(tmp_path, monkeypatch, capsys):
