@@ -187,8 +187,6 @@ def why_fast(config: Config) -> str | None:
     for key, usual in {"memory": "none", "squash": "none", "log_std": "parameter"}.items():
         if (value := getattr(model, key)) != usual:
             return f"model.{key}={value} is computed in PyTorch"
-    if model.activation in ("silu", "gelu"):
-        return f"model.activation={model.activation} is computed in PyTorch"
     if max(map(math.prod, itertools.pairwise(model.hidden_sizes)), default=0) > MOST_WEIGHTS:
         return f"model.hidden_sizes={list(model.hidden_sizes)} is faster in PyTorch"
     if config.ppo.losses or config.ppo.learning_rates:

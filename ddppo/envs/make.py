@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 
 from ddppo.config.settings import EnvConfig
-from ddppo.envs.backends.classic_cpp import why_not_batched
+from ddppo.envs.backends.classic_cpp import is_robot, why_not_batched
 from ddppo.envs.backends.pool_process import choose_num_workers, measure, pool_pays
 from ddppo.envs.guard import STEPPED, guarded
 from ddppo.envs.probing.probe import probe
@@ -35,6 +35,7 @@ from ddppo.envs.vec_env import (
 from ddppo.errors import EnvError
 from ddppo.plugins import added, imported
 from ddppo.spaces import each
+from ddppo.terminal import warn_once
 
 _EVAL_S = 600.0  # timeout of a step of an evaluation that a server steps
 
@@ -128,8 +129,10 @@ def choose_backend(env: EnvConfig, spec: EnvSpec, num_envs: int, cores: int) -> 
         return dataclasses.replace(env, backend="remote" if needs_server else "sync")
     if spec.one_a_process and num_envs > 1:
         return dataclasses.replace(env, backend="pool", num_workers=num_envs)
-    if why_not_batched(env) is None:
+    if (why := why_not_batched(env)) is None:
         return dataclasses.replace(env, backend="batched")
+    if is_robot(env) and env.context is None:
+        warn_once(f"{env.id} is stepped by Gymnasium's Python, not in C++, and slower: {why}")
     if num_envs > 1:
         with suppress(EnvError):  # training meets the same error and reports it with the environment's name
             # A pool costs messages, so it pays only if a step takes long enough.

@@ -58,6 +58,14 @@ class Language(NamedTuple):
     compilers: Sequence[str]  # programs to try without it, in this order
 
 
+# A multiply-add is fused only where the source asks for it (-ffp-contract=off): else each compiler, tuning and tile
+# would round differently.
+CPP_FLAGS = (
+    *("-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fPIC"),
+    *("-Wno-psabi", "-Wno-ignored-attributes"),
+)
+MACHINE_FLAGS = ("-march=native", "-mcpu=native")
+
 C = Language("C", "CC", ("cc", "gcc", "clang"))
 CXX = Language("C++", "CXX", ("g++", "clang++", "c++"))
 
@@ -364,19 +372,14 @@ def cpp(folder: Path) -> Library:
     """
     sources = sorted(folder.glob("*.cpp"))
     assert sources, f"{folder} has no *.cpp"
-    # A multiply-add is fused only where the source asks for it (-ffp-contract=off): else each compiler, tuning and tile
-    # would round differently.
     return Library(
         folder.parent.name,
         sources,
         sorted([*sources, *folder.glob("*.hpp")]),
-        (
-            "-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fPIC",
-            "-Wno-psabi", "-Wno-ignored-attributes",
-        ),
+        CPP_FLAGS,
         CXX,
-        machine_flags=("-march=native", "-mcpu=native"),
-    )  # fmt: skip
+        machine_flags=MACHINE_FLAGS,
+    )
 
 
 CPP = cpp(_HERE / "src")  # networks, the learner's step, classic tasks and rollouts

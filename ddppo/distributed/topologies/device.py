@@ -95,7 +95,10 @@ def _why_not_task(config: Config) -> str | None:
             if isinstance(envs, CppEnvs):
                 return None
     known = ", ".join(task.dynamics.__name__ for task in TASKS)
-    return f"env.id={config.env.id} is not stepped in C++, which has {known}, if its results equal NumPy's to the bit"
+    return (
+        f"env.id={config.env.id} is not stepped in C++, which has {known} and Gymnasium's tasks of MuJoCo (-v5), if its "
+        "results equal NumPy's to the bit"
+    )
 
 
 def _why_not_model(config: Config, spec: EnvSpec) -> str | None:

@@ -25,6 +25,7 @@ from ddppo.envs.vec_env import (
     when_reset,
     when_stepped,
 )
+from ddppo.spaces import leaves
 
 
 class NoOptions(Exception):
@@ -95,7 +96,8 @@ class BatchedEnvs:
         self._num_steps = 0
         # For each environment, the step in which the time limit ends its episode.
         self._last_steps = np.zeros(self.num_envs, np.int64)
-        self._obs = np.zeros((self.num_envs, spec.obs_size), np.float32)
+        is_double = all(leaf.dtype == "float64" for leaf in leaves(spec.obs))
+        self._obs = np.zeros((self.num_envs, spec.obs_size), np.float64 if is_double else np.float32)
         self._valid = np.ones(self.num_envs, bool)
         self._obs_arrays = self._split(self._obs)  # views by name
         self._no_final_obs = self._split(self._obs[:0])

@@ -8,6 +8,7 @@ tasks can be batched (`why_not_batched`) and makes the batch (`make_batched`).
 import ctypes
 import functools
 import logging
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -49,6 +50,7 @@ class TaskBatch(ctypes.Structure):
     """The struct `TaskBatch` of tasks.hpp."""
 
     _fields_ = [
+        ("step", ctypes.c_void_p),
         ("task", ctypes.c_int64),
         ("num_envs", ctypes.c_int64),
         ("obs_size", ctypes.c_int64),
@@ -56,6 +58,7 @@ class TaskBatch(ctypes.Structure):
         ("max_episode_steps", ctypes.c_int64),
         ("setting", ctypes.c_double),
         ("state", ctypes.c_void_p),
+        ("is_obs_double", ctypes.c_int64),
         ("obs", ctypes.c_void_p),
         ("rewards", ctypes.c_void_p),
         ("terminated", ctypes.c_void_p),
@@ -69,22 +72,26 @@ class TaskBatch(ctypes.Structure):
 
 
 class CppEnvs(BatchedEnvs):
-    """A batch stepped in C++. `setting`: the value of the task's one keyword."""
+    """A batch stepped in C++.
+
+    Args:
+        batch: what only this task has; the arrays that all tasks have are set here.
+        functions: of C++, that step all environments and reset one.
+    """
 
     def __init__(
         self,
         dynamics: Dynamics,
-        setting: float,
+        batch: TaskBatch,
+        functions: tuple[Any, Any],
         space: gym.Space,
         spec: EnvSpec,
         names: EnvNames,
         max_episode_steps: int | None,
     ) -> None:
-        self.batch = TaskBatch()
+        self.batch = batch
         super().__init__(dynamics, space, spec, names, max_episode_steps)
         # C++ reads and writes these arrays through their addresses, so they must never be replaced.
-        functions = _functions()
-        assert functions is not None, "make_fastest has checked this"
         self._step_all, self._reset_one = functions
         envs = self.num_envs
         self._rewards = np.zeros(envs)
@@ -93,27 +100,20 @@ class CppEnvs(BatchedEnvs):
         self._final_obs = np.zeros_like(self._obs)
         is_box = spec.action.kind == "box"
         self._actions = np.zeros((envs, *spec.action.shape), np.float32 if is_box else np.int64)
-        # State and increment of each environment's PCG64, two words each, the high one first.
-        self._generators = np.zeros((envs, 4), np.uint64)
-        self.batch = TaskBatch(
-            num_steps=0,
-            task=[task.dynamics for task in TASKS].index(type(dynamics)),
-            num_envs=envs,
-            obs_size=spec.obs_size,
-            max_episode_steps=self._max_episode_steps,
-            setting=setting,
-            state=dynamics.state.ctypes.data,
-            obs=self._obs.ctypes.data,
-            rewards=self._rewards.ctypes.data,
-            terminated=self._terminated.ctypes.data,
-            truncated=self._truncated.ctypes.data,
-            last_steps=self._last_steps.ctypes.data,
-            ended=self._ended.ctypes.data,
-            final_obs=self._final_obs.ctypes.data,
-            actions=self._actions.ctypes.data,
-            generators=self._generators.ctypes.data,
-        )
-        self._address = ctypes.addressof(self.batch)
+        batch.step = ctypes.cast(self._step_all, ctypes.c_void_p)
+        batch.num_envs = envs
+        batch.obs_size = spec.obs_size
+        batch.max_episode_steps = self._max_episode_steps
+        batch.is_obs_double = self._obs.dtype == np.float64
+        batch.obs = self._obs.ctypes.data
+        batch.rewards = self._rewards.ctypes.data
+        batch.terminated = self._terminated.ctypes.data
+        batch.truncated = self._truncated.ctypes.data
+        batch.last_steps = self._last_steps.ctypes.data
+        batch.ended = self._ended.ctypes.data
+        batch.final_obs = self._final_obs.ctypes.data
+        batch.actions = self._actions.ctypes.data
+        self._address = ctypes.addressof(batch)
 
     @property
     def _num_steps(self) -> int:
@@ -135,6 +135,34 @@ class CppEnvs(BatchedEnvs):
             self._obs, self._rewards, self._terminated, self._truncated, self._valid, ended, final_obs, None
         )
 
+    def _reset(self, i: int) -> None:
+        self._reset_one(self._address, i)
+
+
+class ClassicEnvs(CppEnvs):
+    """A batch of a classic task. `setting`: the value of its one keyword."""
+
+    def __init__(
+        self,
+        dynamics: Dynamics,
+        setting: float,
+        space: gym.Space,
+        spec: EnvSpec,
+        names: EnvNames,
+        max_episode_steps: int | None,
+    ) -> None:
+        functions = _functions()
+        assert functions is not None, "make_fastest has checked this"
+        # State and increment of each environment's PCG64, two words each, the high one first.
+        self._generators = np.zeros((len(names.indices), 4), np.uint64)
+        batch = TaskBatch(
+            task=[task.dynamics for task in TASKS].index(type(dynamics)),
+            setting=setting,
+            state=dynamics.state.ctypes.data,
+            generators=self._generators.ctypes.data,
+        )
+        super().__init__(dynamics, batch, functions, space, spec, names, max_episode_steps)
+
     def state(self) -> dict[str, Any]:
         # C++ advances its own copies of the generators: write them back to NumPy's.
         for generator, words in zip(self._dynamics.generators, self._generators.tolist(), strict=True):
@@ -148,9 +176,6 @@ class CppEnvs(BatchedEnvs):
         for words, generator in zip(self._generators, generators, strict=True):
             state = generator.bit_generator.state["state"]
             words[:] = [state[name] >> shift & _WORD for name in ("state", "inc") for shift in (64, 0)]
-
-    def _reset(self, i: int) -> None:
-        self._reset_one(self._address, i)
 
 
 def make_fastest(
@@ -166,7 +191,7 @@ def make_fastest(
     if task is not None and _functions() is not None:
         setting = float(kwargs.get(task.setting, task.default))
         if _agrees(task, setting, kwargs, space, spec):
-            return CppEnvs(dynamics, setting, space, spec, names, max_episode_steps)
+            return ClassicEnvs(dynamics, setting, space, spec, names, max_episode_steps)
         warn_once(
             f"{task.dynamics.__name__} is stepped by NumPy, not in C++, and several times slower: its "
             "sines or random numbers have other bits on this machine"
@@ -180,13 +205,13 @@ def _agrees(task: CppTask, setting: float, kwargs: dict[str, Any], space: gym.Sp
     key = (task, setting)
     if key not in _agreed:
         names = EnvNames(range(_CHECKED_ENVS), None)
-        in_cpp = CppEnvs(task.dynamics(_CHECKED_ENVS, **kwargs), setting, space, spec, names, 9)
+        in_cpp = ClassicEnvs(task.dynamics(_CHECKED_ENVS, **kwargs), setting, space, spec, names, 9)
         numpy = BatchedEnvs(task.dynamics(_CHECKED_ENVS, **kwargs), space, spec, names, 9)
         _agreed[key] = _step_alike(in_cpp, numpy)
     return _agreed[key]
 
 
-def _step_alike(in_cpp: CppEnvs, numpy: BatchedEnvs) -> bool:
+def _step_alike(in_cpp: ClassicEnvs, numpy: BatchedEnvs) -> bool:
     rng, both, action = np.random.default_rng(0), (in_cpp, numpy), in_cpp.spec.action
     seeds, shape = range(in_cpp.num_envs), (in_cpp.num_envs, *action.shape)
     for envs in both:
@@ -247,6 +272,8 @@ _IDS = (
     "ddppo/MaskedCartPole-v0",
     "ddppo/TMaze-v0",
 )
+# Gymnasium's tasks of MuJoCo have a file of their own, which is imported for them alone.
+_ROBOT, _MUJOCO = re.compile(r"gymnasium\.envs\.mujoco\.\w+_v5:"), "ddppo.envs.backends.mujoco_batched"
 _COSTS = ("step_time_s", "reset_time_s")
 
 
@@ -268,17 +295,25 @@ def _dynamics(entry_point: object) -> Callable[..., Dynamics] | None:
     return imported(found) if isinstance(found, str) else found
 
 
+def is_robot(env: EnvConfig) -> bool:
+    """Return whether it is one of Gymnasium's tasks of MuJoCo at the fifth version."""
+    entry_point = gym.registry[env.id.rpartition(":")[2]].entry_point
+    return isinstance(entry_point, str) and bool(_ROBOT.match(entry_point))
+
+
 def why_not_batched(env: EnvConfig) -> str | None:
     """Return why the task cannot be batched, with the remedy; None if it can."""
     registered = gym.registry[env.id.rpartition(":")[2]]
     # Keywords or wrappers at the registration could change the task in ways that the dynamics do not know.
     ours = (
-        _dynamics(registered.entry_point) is not None
+        (is_robot(env) or _dynamics(registered.entry_point) is not None)
         and not registered.kwargs
         and not registered.additional_wrappers
     )
     if not ours:
-        return f"only {', '.join(batched_ids())} are: use env.backend=auto"
+        return (
+            f"only {', '.join(batched_ids())} and Gymnasium's tasks of MuJoCo (-v5) are: use env.backend=auto"
+        )
     if env.wrappers:
         return "with env.wrappers every environment is wrapped separately: use env.backend=auto"
     if env.context is not None:
@@ -289,12 +324,16 @@ def why_not_batched(env: EnvConfig) -> str | None:
                 f"with env.kwargs.{name}={env.kwargs[name]} every environment takes that long: "
                 "use env.backend=auto"
             )
-    return None
+    return imported(f"{_MUJOCO}:why_not")(env) if is_robot(env) else None
 
 
 def make_batched(env: EnvConfig, spec: EnvSpec, names: EnvNames, timeout_s: float) -> BatchedEnvs:
     """Make a batch that this process steps at once. timeout_s is unused: nothing waits."""
     registered = gym.registry[env.id.rpartition(":")[2]]
+    if is_robot(env):
+        limit = env.max_episode_steps or registered.max_episode_steps
+        robots: BatchedEnvs = imported(f"{_MUJOCO}:make_robots")(env, spec, names, limit)
+        return robots
     make = _dynamics(registered.entry_point)
     assert make is not None, registered
     dynamics = make(len(names.indices), **env.kwargs)

@@ -25,8 +25,11 @@ struct RolloutArgs : ActingBuffers {
   int64_t least_steps, number, awaited, num_cells;
   double deadline;
   const int64_t* cells;
-  void* raw_obs;                                 // [T + 1, E, obs_size]; equal to obs without a normaliser
+  // [T + 1, E, obs_size]; equal to obs without a normaliser. With one, the tasks' double may be kept beside float obs.
+  int64_t is_raw_double;
+  void* raw_obs;
   const void *mean, *scale;                      // [obs_size] of the normaliser, or null
+  const double* offset;                          // [obs_size], subtracted from raw doubles before their cast, or null
   void *values, *next_values;                    // [T + 1, E] and [T, E]
   double* rewards;                               // [T, E]
   bool *terminated, *truncated, *episode_start;  // [T, E]
@@ -38,12 +41,12 @@ struct RolloutArgs : ActingBuffers {
   int64_t *end_steps, *end_envs;
   double* end_returns;
   int64_t* end_lengths;
-  void *final_obs, *final_values;  // [T * E, obs_size] as the task returned them, and [T * E]
+  void *final_obs, *final_values;  // [T * E, obs_size] in the type of raw_obs, and [T * E]
 };
 
 namespace {
 
-template <class Real>
+template <class Real, class Raw>  // of the model, and of raw_obs
 class Recorder {
  public:
   explicit Recorder(RolloutArgs& buffers)
@@ -53,8 +56,8 @@ class Recorder {
   void record() {
     // The last observations of the previous rollout are row 0 of this one. They are normalised again, because the
     // moments have moved since.
-    std::copy_n(of(b_.raw_obs) + b_.num_steps * envs_ * size_, envs_ * size_, of(b_.raw_obs));
-    normalize(of(b_.raw_obs), envs_, of(b_.obs));
+    std::copy_n(raw(b_.raw_obs) + b_.num_steps * envs_ * size_, envs_ * size_, raw(b_.raw_obs));
+    normalize(raw(b_.raw_obs), envs_, of(b_.obs));
     std::copy_n(b_.starts, envs_, b_.episode_start);
     b_.num_ends = 0;
     b_.is_finite = true;
@@ -66,16 +69,26 @@ class Recorder {
       tasks_.num_steps++;
       b_.num_taken = t + 1;
       is_over = b_.num_taken == b_.num_steps || is_cut();
-      receive(t, tasks_step(&tasks_), is_over);
+      receive(t, tasks_.step(&tasks_), is_over);
     }
     // The next rollout begins with row T, also after a cut.
-    std::copy_n(of(b_.raw_obs) + b_.num_taken * envs_ * size_, envs_ * size_, of(b_.raw_obs) + b_.num_steps * envs_ * size_);
+    const long row = envs_ * size_;
+    std::copy_n(raw(b_.raw_obs) + b_.num_taken * row, row, raw(b_.raw_obs) + b_.num_steps * row);
     value();
   }
 
  private:
   static Real* of(void* p) { return static_cast<Real*>(p); }
   static const Real* of(const void* p) { return static_cast<const Real*>(p); }
+  static Raw* raw(void* p) { return static_cast<Raw*>(p); }
+
+  // Copy n observations of the tasks, from the first-th on, and cast them.
+  void copy_obs(const void* tasks_obs, long first, long n, Raw* to) const {
+    if (tasks_.is_obs_double)
+      std::copy_n(static_cast<const double*>(tasks_obs) + first * size_, n * size_, to);
+    else
+      std::copy_n(static_cast<const float*>(tasks_obs) + first * size_, n * size_, to);
+  }
 
   // Hand the actions of row t to the tasks; forces are float32.
   void set_commands(long t) {
@@ -100,8 +113,8 @@ class Recorder {
   // flags of episode starts are kept for the next one.
   void receive(long t, long num_ended, bool is_last) {
     const long row = t * envs_;
-    Real* raw_obs = of(b_.raw_obs) + (row + envs_) * size_;
-    std::copy_n(tasks_.obs, envs_ * size_, raw_obs);
+    Raw* raw_obs = raw(b_.raw_obs) + (row + envs_) * size_;
+    copy_obs(tasks_.obs, 0, envs_, raw_obs);
     check(raw_obs, envs_ * size_);
     check(tasks_.rewards, envs_);
     normalize(raw_obs, envs_, of(b_.obs) + (row + envs_) * size_);
@@ -122,8 +135,9 @@ class Recorder {
       b_.end_lengths[end] = b_.lengths[i];
       b_.returns[i] = 0;
       b_.lengths[i] = 0;
-      std::copy_n(tasks_.final_obs + k * size_, size_, of(b_.final_obs) + end * size_);
-      check(tasks_.final_obs + k * size_, size_);
+      Raw* final_obs = raw(b_.final_obs) + end * size_;
+      copy_obs(tasks_.final_obs, k, 1, final_obs);
+      check(final_obs, size_);
     }
   }
 
@@ -142,18 +156,20 @@ class Recorder {
     network_values(b_.network, b_.obs, n + envs_, b_.values);
     std::copy_n(of(b_.values) + envs_, n, of(b_.next_values));
     normalized_.resize(b_.mean ? b_.num_ends * size_ : 0);
-    normalize(of(b_.final_obs), b_.num_ends, normalized_.data());
+    normalize(raw(b_.final_obs), b_.num_ends, normalized_.data());
     network_values(b_.network, b_.mean ? normalized_.data() : of(b_.final_obs), b_.num_ends, b_.final_values);
     for (long end = 0; end < b_.num_ends; end++)
       of(b_.next_values)[b_.end_steps[end] * envs_ + b_.end_envs[end]] = of(b_.final_values)[end];
   }
 
   // Normalise observations as ObsNormalizer of ddppo/ppo/normalization.py does.
-  void normalize(const Real* raw_obs, long rows, Real* obs) {
+  void normalize(const Raw* raw_obs, long rows, Real* obs) {
     if (!b_.mean) return;
     for (long r = 0; r < rows; r++)
       for (long k = 0; k < size_; k++) {
-        const Real x = (raw_obs[r * size_ + k] - of(b_.mean)[k]) * of(b_.scale)[k];
+        const Raw given = raw_obs[r * size_ + k];
+        const Real cast = b_.offset ? given - b_.offset[k] : given;
+        const Real x = (cast - of(b_.mean)[k]) * of(b_.scale)[k];
         obs[r * size_ + k] = x < -10 ? -10 : x > 10 ? 10 : x;
       }
   }
@@ -172,7 +188,12 @@ extern "C" void rollout_act(const ActingBuffers* buffers, int64_t t) {
 }
 
 extern "C" void rollout_record(RolloutArgs* buffers) {
-  buffers->is_double ? Recorder<double>(*buffers).record() : Recorder<float>(*buffers).record();
+  if (buffers->is_double)
+    Recorder<double, double>(*buffers).record();
+  else if (buffers->is_raw_double)
+    Recorder<float, double>(*buffers).record();
+  else
+    Recorder<float, float>(*buffers).record();
 }
 
 }  // namespace ddppo

@@ -231,11 +231,11 @@ int64_t step_all(TaskBatch& b) {
   }
   int64_t num_ended = 0;
   for (long i = 0; i < b.num_envs; i++) {
-    float* obs = b.obs + i * Task::kObs;
+    float* obs = static_cast<float*>(b.obs) + i * Task::kObs;
     b.terminated[i] = Task::step(b, i, obs);
     b.truncated[i] = b.last_steps[i] <= b.num_steps;
     if (b.terminated[i] || b.truncated[i]) {
-      float* final_obs = b.final_obs + num_ended * Task::kObs;
+      float* final_obs = static_cast<float*>(b.final_obs) + num_ended * Task::kObs;
       for (int k = 0; k < Task::kObs; k++) final_obs[k] = obs[k];
       b.ended[num_ended++] = i;
       Task::reset(b, i, obs);
@@ -247,7 +247,7 @@ int64_t step_all(TaskBatch& b) {
 
 template <class Task>
 void reset_one(TaskBatch& b, int64_t i) {
-  Task::reset(b, i, b.obs + i * Task::kObs);
+  Task::reset(b, i, static_cast<float*>(b.obs) + i * Task::kObs);
   b.last_steps[i] = b.num_steps + b.max_episode_steps;
 }
 

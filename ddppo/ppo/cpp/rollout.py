@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ddppo.envs.backends.classic_cpp import CppEnvs, TaskBatch
+from ddppo.envs.backends.classic_cpp import CppEnvs
 from ddppo.envs.vec_env import check_finite
 from ddppo.ppo.cpp.network import ActingBuffers, CppActing, CppNetwork, library
 from ddppo.ppo.rollout import Cut, FinishedEpisode, Rollout
@@ -27,6 +27,7 @@ _POINTERS = (
         "raw_obs",
         "mean",
         "scale",
+        "offset",
         "values",
         "next_values",
         "rewards",
@@ -44,7 +45,7 @@ class RolloutArgs(ActingBuffers):
 
     _fields_ = [  # noqa: RUF012 (ctypes declares it so)
         # Behind the fields of ActingBuffers.
-        ("tasks", ctypes.POINTER(TaskBatch)),
+        ("tasks", ctypes.c_void_p),  # TaskBatch, or what is derived from it
         ("num_steps", ctypes.c_int64),
         ("num_ends", ctypes.c_int64),
         ("is_finite", ctypes.c_int64),
@@ -53,6 +54,7 @@ class RolloutArgs(ActingBuffers):
         *((name, ctypes.c_int64) for name in ("least_steps", "number", "awaited", "num_cells")),
         ("deadline", ctypes.c_double),
         ("cells", ctypes.c_void_p),
+        ("is_raw_double", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in _POINTERS),
     ]
 
@@ -68,8 +70,9 @@ class CppRollout(CppActing):
         obs, raw_obs = collector.obs, collector.raw_obs
         assert isinstance(obs, torch.Tensor), envs.spec
         assert isinstance(raw_obs, torch.Tensor), envs.spec
-        assert raw_obs.dtype == obs.dtype, (
-            "tasks in C++ have float32 observations, which are normalised in the model's type"
+        self._raw_is_cast = raw_obs.dtype != obs.dtype
+        assert not self._raw_is_cast or (raw_obs.dtype, obs.dtype) == (torch.float64, torch.float32), (
+            raw_obs.dtype
         )
         # At most one episode ends in each row of each environment.
         most = steps * num_envs
@@ -99,8 +102,9 @@ class CppRollout(CppActing):
         self._final_obs = np.zeros((most, envs.spec.obs_size), self._obs_after.dtype)
 
         # The struct: addresses of all buffers, set once.
-        self.buffers.tasks = ctypes.pointer(envs.batch)
+        self.buffers.tasks = ctypes.addressof(envs.batch)
         self.buffers.num_steps = steps
+        self.buffers.is_raw_double = raw_obs.dtype == torch.float64
         if normalizer is not None:
             mean, scale = normalizer.mean_and_scale
             self._set_arrays(mean=mean, scale=scale)
@@ -131,6 +135,7 @@ class CppRollout(CppActing):
         first_step = self._envs.batch.num_steps + 1
         self.begin(noise)
         self._set_cut(self._collector.cut)
+        self._set_offset()
         _record()(ctypes.byref(self.buffers))
         if not self.buffers.is_finite:
             self._check(first_step)
@@ -143,6 +148,14 @@ class CppRollout(CppActing):
             name: x[:taken] if isinstance(x, torch.Tensor) else x for name, x in rows.items()
         }
         return Rollout(**cut), self._episodes()
+
+    def _set_offset(self) -> None:
+        """Set the means far from 0 that the normaliser subtracts before it casts, null if there are none."""
+        normalizer = self._collector.normalizer
+        offset = None if normalizer is None or not self._raw_is_cast else normalizer.offsets
+        self.buffers.offset = None
+        if offset is not None:
+            self._set_arrays(offset=offset)
 
     def _set_cut(self, cut: Cut | None) -> None:
         """Set when C++ ends the rollout early; never without a cut."""
