@@ -71,7 +71,8 @@ def make_vec_env(
         path = _ATARI if env.is_ale else _ENVPOOL
     make: Callable[..., VecEnv] = imported(path)
     # Backends take only the arguments that concern them.
-    more: dict[str, Any] = {"cores": cores} if env.is_ale or env.is_envpool or env.backend == "pool" else {}
+    takes_cores = env.is_ale or env.is_envpool or env.backend in ("batched", "pool")
+    more: dict[str, Any] = {"cores": cores} if takes_cores else {}
     if env.backend == "pool" or plugin is not None:
         more["max_restarts"] = max_restarts
     envs = make(env, spec, EnvNames(env_indices, rank), timeout_s, **more)

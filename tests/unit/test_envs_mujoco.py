@@ -77,6 +77,16 @@ def assert_equal_steps(found, expected):
         assert x.tobytes() == np.ascontiguousarray(y).tobytes(), (name, x, y)
 
 
+def test_threads_change_no_number():
+    env = robot("Hopper", limit=30)
+    whole = make_vec_env(dataclasses.replace(env, backend="batched"), range(7), rank=0, cores=3)
+    alone = batch(env, num_envs=7)
+    assert whole.reset(range(7))[0].tobytes() == alone.reset(range(7))[0].tobytes()
+    for action in drawn_actions(whole.spec, 200, 7):
+        assert_equal_steps(whole.step(action), alone.step(action))
+    whole.close()
+
+
 def assert_equal_to_gymnasium(env, steps, *, num_envs=NUM_ENVS, held=1):
     """Compare a batch in C++ with environments of Gymnasium; return how many episodes ended."""
     robots, scalars = batch(env, num_envs=num_envs), batch(env, "sync", num_envs)

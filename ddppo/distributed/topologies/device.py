@@ -96,8 +96,8 @@ def _why_not_task(config: Config) -> str | None:
                 return None
     known = ", ".join(task.dynamics.__name__ for task in TASKS)
     return (
-        f"env.id={config.env.id} is not stepped in C++, which has {known} and Gymnasium's tasks of MuJoCo (-v5), if its "
-        "results equal NumPy's to the bit"
+        f"env.id={config.env.id} is not stepped in C++, which has {known} and Gymnasium's robots of MuJoCo (-v5), if "
+        "its results equal NumPy's to the bit"
     )
 
 

@@ -327,12 +327,14 @@ def why_not_batched(env: EnvConfig) -> str | None:
     return imported(f"{_MUJOCO}:why_not")(env) if is_robot(env) else None
 
 
-def make_batched(env: EnvConfig, spec: EnvSpec, names: EnvNames, timeout_s: float) -> BatchedEnvs:
-    """Make a batch that this process steps at once. timeout_s is unused: nothing waits."""
+def make_batched(
+    env: EnvConfig, spec: EnvSpec, names: EnvNames, timeout_s: float, cores: int = 1
+) -> BatchedEnvs:
+    """Make a batch that this process steps at once, robots by `cores` threads. timeout_s is unused: nothing waits."""
     registered = gym.registry[env.id.rpartition(":")[2]]
     if is_robot(env):
         limit = env.max_episode_steps or registered.max_episode_steps
-        robots: BatchedEnvs = imported(f"{_MUJOCO}:make_robots")(env, spec, names, limit)
+        robots: BatchedEnvs = imported(f"{_MUJOCO}:make_robots")(env, spec, names, limit, cores)
         return robots
     make = _dynamics(registered.entry_point)
     assert make is not None, registered

@@ -6,17 +6,28 @@
 #include <mujoco/mjmodel.h>
 #include <mujoco/mjxmacro.h>
 
+#include <pthread.h>
+#include <signal.h>
+
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <condition_variable>
 #include <cstring>
 #include <initializer_list>
+#include <mutex>
+#include <thread>
+#include <vector>
 
 #include "tasks.hpp"
 
 namespace ddppo {
 
+class Team;
+
 // E environments. MujocoBatch of mujoco_batched.py has the same fields in the same order.
 struct MujocoBatch : TaskBatch {
+  Team* team;  // threads that step environments beside the caller, or null
   const mjModel* model;
   mjData* const* data;       // [E]
   void* const* bit_generators;  // [E] bitgen_t of NumPy
@@ -41,6 +52,69 @@ struct MujocoBatch : TaskBatch {
   double include_qfrc_actuator_in_observation, include_cfrc_ext_in_observation;
   double healthy_state_range[2], healthy_z_range[2], healthy_angle_range[2];
   double contact_force_range[2], contact_cost_range[2], impact_cost_range[2];
+};
+
+// Threads that take environments one after another, together with the thread that calls `run`.
+class Team {
+ public:
+  using Work = void (*)(MujocoBatch&, int64_t);
+
+  explicit Team(int num_threads) {
+    // Signals are for the threads of Python.
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    for (int k = 1; k < num_threads; k++) threads_.emplace_back([this] { loop(); });
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+
+  ~Team() {
+    begin(nullptr, nullptr);
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  // Call work(batch, i) for every environment i.
+  void run(Work work, MujocoBatch& batch) {
+    begin(work, &batch);
+    take(work, batch);
+    std::unique_lock<std::mutex> lock(mutex_);
+    done_.wait(lock, [this] { return num_busy_ == 0; });
+  }
+
+ private:
+  void begin(Work work, MujocoBatch* batch) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      work_ = work, batch_ = batch, next_ = 0, num_busy_ = threads_.size(), round_++;
+    }
+    start_.notify_all();
+  }
+
+  void take(Work work, MujocoBatch& batch) {
+    for (int64_t i; (i = next_++) < batch.num_envs;) work(batch, i);
+  }
+
+  void loop() {
+    int64_t round = 0;
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (;;) {
+      start_.wait(lock, [&] { return round_ != round; });
+      round = round_;
+      if (!work_) return;
+      lock.unlock();
+      take(work_, *batch_);
+      lock.lock();
+      if (--num_busy_ == 0) done_.notify_one();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable start_, done_;
+  std::atomic<int64_t> next_{0};
+  int64_t round_ = 0, num_busy_ = 0;
+  Work work_ = nullptr;
+  MujocoBatch* batch_ = nullptr;
+  std::vector<std::thread> threads_;
 };
 
 namespace {
@@ -399,23 +473,34 @@ struct Batch {
 
   static int64_t step(TaskBatch* batch) {
     MujocoBatch& b = *static_cast<MujocoBatch*>(batch);
+    if (b.team)
+      b.team->run(step_one, b);
+    else
+      for (long i = 0; i < b.num_envs; i++) step_one(b, i);
+    // Final observations lie in the row of their environment: move them to the first rows.
     int64_t num_ended = 0;
     for (long i = 0; i < b.num_envs; i++) {
-      const Env e = env(b, i);
-      float* action = static_cast<float*>(b.actions) + i * e.m->nu;
-      for (int k = 0; k < e.m->nu; k++) action[k] = clipped(action[k], b.low[k], b.high[k]);
-      b.terminated[i] = Task::step(e, b.rewards[i]);
-      double* obs = static_cast<double*>(b.obs) + i * b.obs_size;
-      Writer out{obs};
-      Task::observe(e, out);
-      b.truncated[i] = b.last_steps[i] <= b.num_steps;
-      if (b.terminated[i] || b.truncated[i]) {
-        std::copy_n(obs, b.obs_size, static_cast<double*>(b.final_obs) + num_ended * b.obs_size);
-        b.ended[num_ended++] = i;
-        reset(&b, i);
-      }
+      if (!b.terminated[i] && !b.truncated[i]) continue;
+      double* final_obs = static_cast<double*>(b.final_obs);
+      if (num_ended < i) std::copy_n(final_obs + i * b.obs_size, b.obs_size, final_obs + num_ended * b.obs_size);
+      b.ended[num_ended++] = i;
     }
     return num_ended;
+  }
+
+  // Step environment i, and reset it if its episode ends. Environments share nothing that this changes.
+  static void step_one(MujocoBatch& b, int64_t i) {
+    const Env e = env(b, i);
+    float* action = static_cast<float*>(b.actions) + i * e.m->nu;
+    for (int k = 0; k < e.m->nu; k++) action[k] = clipped(action[k], b.low[k], b.high[k]);
+    b.terminated[i] = Task::step(e, b.rewards[i]);
+    double* obs = static_cast<double*>(b.obs) + i * b.obs_size;
+    Writer out{obs};
+    Task::observe(e, out);
+    b.truncated[i] = b.last_steps[i] <= b.num_steps;
+    if (!b.terminated[i] && !b.truncated[i]) return;
+    std::copy_n(obs, b.obs_size, static_cast<double*>(b.final_obs) + i * b.obs_size);
+    reset(&b, i);
   }
 };
 
@@ -470,6 +555,12 @@ extern "C" {
 void mujoco_reset(TaskBatch* batch, int64_t i) { kTasks[batch->task].reset(batch, i); }
 
 int64_t mujoco_step(TaskBatch* batch) { return kTasks[batch->task].step(batch); }
+
+// Step with so many threads, the caller's included, from now on.
+void mujoco_set_threads(MujocoBatch* batch, int64_t num_threads) {
+  delete batch->team;
+  batch->team = num_threads > 1 ? new Team(num_threads) : nullptr;
+}
 
 double mujoco_norm(bool is_dot_fused, const double* x, int64_t n) { return norm(is_dot_fused, x, n); }
 

@@ -67,7 +67,7 @@ class MujocoBatch(TaskBatch):
     """The struct `MujocoBatch` of mujoco.cpp."""
 
     _fields_ = [  # noqa: RUF012 (ctypes declares it so)
-        *((name, ctypes.c_void_p) for name in ("model", "data", "bit_generators")),
+        *((name, ctypes.c_void_p) for name in ("team", "model", "data", "bit_generators")),
         *(
             (name, ctypes.c_void_p)
             for name in ("mj_step", "mj_rnePostConstraint", "mj_resetData", "mj_forward")
@@ -119,7 +119,7 @@ class Simulations(Dynamics):
 
 
 class MujocoEnvs(CppEnvs):
-    """A batch of robots, stepped in C++."""
+    """A batch of robots, stepped in C++ by `num_threads` threads, which change no number."""
 
     def __init__(
         self,
@@ -128,6 +128,7 @@ class MujocoEnvs(CppEnvs):
         spec: EnvSpec,
         names: EnvNames,
         max_episode_steps: int | None,
+        num_threads: int,
     ) -> None:
         simulations, library = Simulations(len(names.indices), task), _library()
         self._bit_generators = np.zeros(len(names.indices), np.uintp)
@@ -157,18 +158,25 @@ class MujocoEnvs(CppEnvs):
         functions = library.mujoco_step, library.mujoco_reset
         super().__init__(simulations, batch, functions, task.action_space, spec, names, max_episode_steps)
         simulations.batch = batch
+        self._set_threads = library.mujoco_set_threads
+        self._set_threads(self._address, min(num_threads, self.num_envs))
+
+    def close(self) -> None:
+        self._set_threads(self._address, 1)
 
     def _take_generators(self, generators: list[np.random.Generator]) -> None:
         super()._take_generators(generators)
         self._bit_generators[:] = [each.bit_generator.ctypes.bit_generator.value for each in generators]
 
 
-def make_robots(env: EnvConfig, spec: EnvSpec, names: EnvNames, limit: int | None) -> MujocoEnvs:
+def make_robots(
+    env: EnvConfig, spec: EnvSpec, names: EnvNames, limit: int | None, num_threads: int = 1
+) -> MujocoEnvs:
     """Make the batch of a task for which `why_not` returned None."""
     task = make_task(env)
     entry_point = str(gym.registry[env.id.rpartition(":")[2]].entry_point).removeprefix(_PACKAGE)
     try:
-        return MujocoEnvs(entry_point, task.unwrapped, spec, names, limit)
+        return MujocoEnvs(entry_point, task.unwrapped, spec, names, limit, num_threads)
     finally:
         task.close()
 
@@ -273,7 +281,8 @@ def _step_alike(env: EnvConfig) -> bool:
         )
         if not is_equal:
             break
-    both[1].close()
+    for envs in both:
+        envs.close()
     return is_equal
 
 
@@ -288,11 +297,12 @@ def _library() -> ctypes.CDLL:
     source, include = _HERE / "mujoco.cpp", Path(mujoco.__file__).parent / "include"
     shared = _HERE.parents[1] / "native" / "src"
     headers = [shared / "tasks.hpp", *sorted((include / "mujoco").glob("*.h"))]
-    flags = (*CPP_FLAGS, f"-I{include}", f"-I{shared}")
+    flags = (*CPP_FLAGS, "-pthread", f"-I{include}", f"-I{shared}")
     library = Library("mujoco", [source], [source, *headers], flags, CXX, machine_flags=MACHINE_FLAGS).load()
     signatures: dict[str, tuple[list[Any], Any]] = {
         "mujoco_step": ([ctypes.c_void_p], ctypes.c_int64),
         "mujoco_reset": ([ctypes.c_void_p, ctypes.c_int64], None),
+        "mujoco_set_threads": ([ctypes.c_void_p, ctypes.c_int64], None),
         "mujoco_norm": ([ctypes.c_bool, ctypes.c_void_p, ctypes.c_int64], ctypes.c_double),
         "mujoco_save": ([ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p], ctypes.c_int64),
         "mujoco_restore": ([ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_int64], ctypes.c_bool),

@@ -1,0 +1,143 @@
+"""Processor time of a step of MuJoCo's robots: mj_step alone, Gymnasium, env.backend=sync and batched; and of training.
+
+python experiments/speed/robots.py                  # steps of all tasks, one thread
+python experiments/speed/robots.py training=true    # also HalfCheetah's training (experiment=bench/w4), W=1, one core
+
+Processor time, not wall time, so that other programs on the machine count less; ratios are medians over rounds in which
+all ways take turns. A training's time per step is the difference of two runs of different length, without the start.
+"""
+
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from ddppo.config.settings import EnvConfig
+from ddppo.envs.make import make_vec_env
+from ddppo.envs.single import make_task
+
+ROBOTS = (
+    *("HalfCheetah", "Hopper", "Walker2d", "Ant", "Humanoid", "HumanoidStandup"),
+    *("Swimmer", "Reacher", "Pusher", "InvertedPendulum", "InvertedDoublePendulum"),
+)
+ROUNDS, ROUND_STEPS, ENVS = 9, 800, 8
+SHORT, LONG = 20 * 2048, 60 * 2048  # env steps of the two trainings
+
+
+def simulating(env_id: str) -> Callable[[], float]:
+    """Return a function that gives the seconds of mj_step alone in a step: episodes of Gymnasium, simulated again."""
+    import mujoco
+
+    wrapped, actions = task_and_actions(env_id)
+    task: Any = wrapped.unwrapped
+    starts = {0: (task.data.qpos.copy(), task.data.qvel.copy())}
+    for k, action in enumerate(actions):
+        _, _, terminated, truncated, _ = wrapped.step(action)
+        if terminated or truncated:
+            wrapped.reset()
+            starts[k + 1] = task.data.qpos.copy(), task.data.qvel.copy()
+
+    def measure() -> float:
+        start = time.thread_time()
+        for k, action in enumerate(actions):
+            if k in starts:
+                mujoco.mj_resetData(task.model, task.data)
+                task.data.qpos[:], task.data.qvel[:] = starts[k]
+            task.data.ctrl[:] = action
+            mujoco.mj_step(task.model, task.data, nstep=task.frame_skip)
+        return (time.thread_time() - start) / ROUND_STEPS
+
+    return measure
+
+
+def gymnasium(env_id: str) -> Callable[[], float]:
+    """Return a function that gives the seconds of a step of Gymnasium's environment, resets included."""
+    task, actions = task_and_actions(env_id)
+
+    def measure() -> float:
+        start = time.thread_time()
+        task.reset(seed=0)
+        for action in actions:
+            _, _, terminated, truncated, _ = task.step(action)
+            if terminated or truncated:
+                task.reset()
+        return (time.thread_time() - start) / ROUND_STEPS
+
+    return measure
+
+
+def task_and_actions(env_id: str) -> tuple[Any, np.ndarray]:
+    task: Any = make_task(EnvConfig(id=env_id))
+    task.reset(seed=0)
+    low, high = task.action_space.low, task.action_space.high
+    drawn = np.random.default_rng(0).random((ROUND_STEPS, *low.shape))
+    return task, (low + drawn * (high - low)).astype(np.float32)
+
+
+def batch(env_id: str, backend: str) -> Callable[[], float]:
+    """Return a function that gives the seconds of a step of one of our environments, resets included."""
+    envs = make_vec_env(EnvConfig(id=env_id, backend=backend), range(ENVS), rank=0, cores=1)
+    envs.reset(range(ENVS))
+    low, high = np.array(envs.spec.action.low), np.array(envs.spec.action.high)
+    drawn = np.random.default_rng(0).random((ROUND_STEPS // ENVS, ENVS, *envs.spec.action.shape))
+    actions = (low + drawn * (high - low)).astype(np.float32)
+
+    def measure() -> float:
+        start = time.thread_time()
+        envs.reset(range(ENVS))
+        for action in actions:
+            envs.step(action)
+        return (time.thread_time() - start) / ROUND_STEPS
+
+    return measure
+
+
+def of_training(backend: str) -> float:
+    """Return the processor seconds of a step of training on one core."""
+    seconds = []
+    for steps in (SHORT, LONG):
+        with tempfile.TemporaryDirectory() as folder:
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            command = [
+                *("taskset", "-c", str(min(os.sched_getaffinity(0)))),
+                *(sys.executable, "-m", "ddppo.train", "experiment=bench/w4", f"env.backend={backend}"),
+                *(f"ppo.total_steps={steps}", f"hydra.run.dir={folder}/run"),
+            ]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return (seconds[1] - seconds[0]) / (LONG - SHORT)
+
+
+def main() -> None:
+    print(
+        "us of processor time a step: median of rounds; in brackets mj_step's time as a share of it, median of ratios"
+    )
+    print("| task | mj_step | Gymnasium | sync | batched |\n|---|---|---|---|---|")
+    bound = 0.0
+    for name in ROBOTS:
+        env_id = f"{name}-v5"
+        ways = simulating(env_id), gymnasium(env_id), batch(env_id, "sync"), batch(env_id, "batched")
+        rounds = [[way() for way in ways] for _ in range(ROUNDS + 1)][1:]
+        columns = list(zip(*rounds, strict=True))
+        shares = [median(row[0] / row[k] for row in rounds) for k in range(len(ways))]
+        cells = [f"{1e6 * median(x):.1f} ({share:.2f})" for x, share in zip(columns, shares, strict=True)]
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+        bound = bound or median(columns[0])
+    if "training=true" in sys.argv[1:]:
+        for backend in ("sync", "batched"):
+            seconds = of_training(backend)
+            print(
+                f"training HalfCheetah, {backend}: {1e6 * seconds:.1f} us a step, mj_step's share {bound / seconds:.2f}"
+            )
+
+
+if __name__ == "__main__":
+    main()
