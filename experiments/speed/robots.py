@@ -1,7 +1,7 @@
 """Processor time of a step of MuJoCo's robots: mj_step alone, Gymnasium, env.backend=sync and batched; and of training.
 
-python experiments/speed/robots.py                  # steps of all tasks, one thread
-python experiments/speed/robots.py training=true    # also HalfCheetah's training (experiment=bench/w4), W=1, one core
+python experiments/speed/robots.py                               # steps of all tasks, one thread
+python experiments/speed/robots.py HalfCheetah training=true     # one task, and its training (bench/w4), W=1, one core
 
 Processor time, not wall time, so that other programs on the machine count less; ratios are medians over rounds in which
 all ways take turns. A training's time per step is the difference of two runs of different length, without the start.
@@ -122,7 +122,7 @@ def main() -> None:
     )
     print("| task | mj_step | Gymnasium | sync | batched |\n|---|---|---|---|---|")
     bound = 0.0
-    for name in ROBOTS:
+    for name in [name for name in sys.argv[1:] if name in ROBOTS] or ROBOTS:
         env_id = f"{name}-v5"
         ways = simulating(env_id), gymnasium(env_id), batch(env_id, "sync"), batch(env_id, "batched")
         rounds = [[way() for way in ways] for _ in range(ROUNDS + 1)][1:]
