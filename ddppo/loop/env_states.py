@@ -372,10 +372,10 @@ def missing(config: Config, spec: EnvSpec, state: dict[str, Any]) -> str | None:
     # A batch of environments saves other values than single environments do.
     before, now = _kind(how_saved(held)), _current_kind(config)
     if before != now:
-        return (
-            f"{config.env.id} was stepped {before} and is stepped {now} now, each with states of its own: keep "
-            "env.backend and dist.topology"
-        )
+        # Versions of before stepped robots of MuJoCo one by one under env.backend=auto.
+        is_auto = before == _kind("") and now == _KINDS["batched"] and config.env.backend == "auto"
+        remedy = "use env.backend=sync" if is_auto else "keep env.backend and dist.topology"
+        return f"{config.env.id} was stepped {before} and is stepped {now} now, each with states of its own: {remedy}"
     return None
 
 

@@ -1,7 +1,7 @@
 """Processor time of a step of MuJoCo's robots: mj_step alone, Gymnasium, env.backend=sync and batched; and of training.
 
-python experiments/speed/robots.py                               # steps of all tasks, one thread
-python experiments/speed/robots.py HalfCheetah training=true     # one task, and its training (bench/w4), W=1, one core
+python experiments/speed/robots.py                # steps of all tasks, one thread
+python experiments/speed/robots.py training=true  # HalfCheetah's training instead (experiment=bench/w4), W=1, one core
 
 Processor time, not wall time, so that other programs on the machine count less; ratios are medians over rounds in which
 all ways take turns. A training's time per step is the difference of two runs of different length, without the start.
@@ -28,7 +28,8 @@ ROBOTS = (
     *("Swimmer", "Reacher", "Pusher", "InvertedPendulum", "InvertedDoublePendulum"),
 )
 ROUNDS, ROUND_STEPS, ENVS = 9, 800, 8
-SHORT, LONG = 20 * 2048, 60 * 2048  # env steps of the two trainings
+SHORT, LONG = 8 * 2048, 40 * 2048  # env steps of the two trainings
+TRAINING_ROUNDS = 3
 
 
 def simulating(env_id: str) -> Callable[[], float]:
@@ -120,23 +121,39 @@ def main() -> None:
     print(
         "us of processor time a step: median of rounds; in brackets mj_step's time as a share of it, median of ratios"
     )
-    print("| task | mj_step | Gymnasium | sync | batched |\n|---|---|---|---|---|")
-    bound = 0.0
-    for name in [name for name in sys.argv[1:] if name in ROBOTS] or ROBOTS:
-        env_id = f"{name}-v5"
-        ways = simulating(env_id), gymnasium(env_id), batch(env_id, "sync"), batch(env_id, "batched")
-        rounds = [[way() for way in ways] for _ in range(ROUNDS + 1)][1:]
-        columns = list(zip(*rounds, strict=True))
-        shares = [median(row[0] / row[k] for row in rounds) for k in range(len(ways))]
-        cells = [f"{1e6 * median(x):.1f} ({share:.2f})" for x, share in zip(columns, shares, strict=True)]
-        print(f"| {name} | {' | '.join(cells)} |", flush=True)
-        bound = bound or median(columns[0])
-    if "training=true" in sys.argv[1:]:
+    if "training=true" not in sys.argv[1:]:
+        print("| task | mj_step | Gymnasium | sync | batched |\n|---|---|---|---|---|")
+        for name in [name for name in sys.argv[1:] if name in ROBOTS] or ROBOTS:
+            env_id = f"{name}-v5"
+            ways = simulating(env_id), gymnasium(env_id), batch(env_id, "sync"), batch(env_id, "batched")
+            row([[way() for way in ways] for _ in range(ROUNDS + 1)][1:], name)
+        return
+    print("| training | mj_step | sync | batched |\n|---|---|---|---|")
+    simulate = simulating("HalfCheetah-v5")
+    simulate()
+    rounds = []
+    for _ in range(TRAINING_ROUNDS):
+        times = []
         for backend in ("sync", "batched"):
-            seconds = of_training(backend)
-            print(
-                f"training HalfCheetah, {backend}: {1e6 * seconds:.1f} us a step, mj_step's share {bound / seconds:.2f}"
-            )
+            # mj_step before and after each pair of runs, since the machine's speed changes.
+            times += [*(simulate() for _ in range(ROUNDS)), of_training(backend)]
+        sync, batched = times[ROUNDS], times[-1]
+        rounds.append(
+            [
+                median([*times[:ROUNDS], *times[ROUNDS + 1 : -1], *(simulate() for _ in range(ROUNDS))]),
+                sync,
+                batched,
+            ]
+        )
+        print(rounds[-1], file=sys.stderr, flush=True)
+    row(rounds, "HalfCheetah")
+
+
+def row(rounds: list[list[float]], name: str) -> None:
+    columns = list(zip(*rounds, strict=True))
+    shares = [median(each[0] / each[k] for each in rounds) for k in range(len(columns))]
+    cells = [f"{1e6 * median(x):.1f} ({share:.2f})" for x, share in zip(columns, shares, strict=True)]
+    print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

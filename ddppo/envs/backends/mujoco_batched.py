@@ -174,11 +174,14 @@ def make_robots(
 ) -> MujocoEnvs:
     """Make the batch of a task for which `why_not` returned None."""
     task = make_task(env)
-    entry_point = str(gym.registry[env.id.rpartition(":")[2]].entry_point).removeprefix(_PACKAGE)
     try:
-        return MujocoEnvs(entry_point, task.unwrapped, spec, names, limit, num_threads)
+        return MujocoEnvs(_entry_point(env), task.unwrapped, spec, names, limit, num_threads)
     finally:
         task.close()
+
+
+def _entry_point(env: EnvConfig) -> str:
+    return str(gym.registry[env.id.rpartition(":")[2]].entry_point).removeprefix(_PACKAGE)
 
 
 # -- Whether C++ can step a task here.
@@ -187,6 +190,8 @@ def make_robots(
 def why_not(env: EnvConfig) -> str | None:
     """Return why C++ cannot step a robot with these settings, with the remedy; None if it can."""
     otherwise = "or use env.backend=sync"
+    if _entry_point(env) not in TASKS:
+        return f"of Gymnasium's robots only {', '.join(TASKS)} are: {otherwise.removeprefix('or ')}"
     if importlib.util.find_spec("mujoco") is None:
         return "mujoco is not installed"  # the probe says how to install it
     version = importlib.metadata.version("mujoco")
@@ -199,10 +204,9 @@ def why_not(env: EnvConfig) -> str | None:
         return f"{why}, {otherwise}"
     try:
         _library()
+        _functions()
     except NotCompiled as e:
-        return (
-            f"robots are stepped in C++, which cannot be compiled here ({e}): install a compiler, {otherwise}"
-        )
+        return f"robots are stepped in C++, which is not possible here ({e}): change that, {otherwise}"
     if not _steps_alike(env):
         return (
             "a trial in C++ had other bits than Gymnasium's environment on this machine: use env.backend=sync"
@@ -315,20 +319,28 @@ def _library() -> ctypes.CDLL:
 
 @functools.cache
 def _functions() -> dict[str, int]:
-    """Return the addresses of the functions of MuJoCo and NumPy that C++ calls, by their names."""
+    """Return the addresses of the functions of MuJoCo and NumPy that C++ calls, by name. Raises NotCompiled."""
     import mujoco
 
-    # The very library that Python has loaded, so that both have the same callbacks and warnings.
-    (path,) = Path(mujoco.__file__).parent.glob("libmujoco*")
-    simulator = ctypes.CDLL(str(path))
-    generator = ctypes.CDLL(np.random._generator.__file__)  # as NumPy documents it for ctypes and CFFI
-    return {
-        **{
-            name: _address(getattr(simulator, name))
-            for name in ("mj_step", "mj_rnePostConstraint", "mj_resetData", "mj_forward")
-        },
-        **{name: _address(getattr(generator, name)) for name in ("random_uniform", "random_standard_normal")},
-    }
+    # The very library that Python has loaded, so that both have the same callbacks and warnings; and NumPy's functions
+    # of distributions, which it exports for ctypes and CFFI.
+    path = next(Path(mujoco.__file__).parent.glob("libmujoco*"), None)
+    if path is None:
+        raise NotCompiled("this package mujoco has no library beside its Python, as the wheel has")
+    simulator, generator = ctypes.CDLL(str(path)), ctypes.CDLL(np.random._generator.__file__)
+    try:
+        return {
+            **{
+                name: _address(getattr(simulator, name))
+                for name in ("mj_step", "mj_rnePostConstraint", "mj_resetData", "mj_forward")
+            },
+            **{
+                name: _address(getattr(generator, name))
+                for name in ("random_uniform", "random_standard_normal")
+            },
+        }
+    except AttributeError as e:
+        raise NotCompiled(f"a function is not exported: {e}") from e
 
 
 def _address(function: Any) -> int:
