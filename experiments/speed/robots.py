@@ -4,7 +4,8 @@ python experiments/speed/robots.py                # steps of all tasks, one thre
 python experiments/speed/robots.py training=true  # HalfCheetah's training instead (experiment=bench/w4), W=1, one core
 
 Processor time, not wall time, so that other programs on the machine count less; ratios are medians over rounds in which
-all ways take turns. A training's time per step is the difference of two runs of different length, without the start.
+all ways take turns. Actions are Gaussian, as those of a policy that begins to learn. A training's time per step is the
+difference of two runs of different length, without the start.
 """
 
 import os
@@ -77,18 +78,16 @@ def gymnasium(env_id: str) -> Callable[[], float]:
 def task_and_actions(env_id: str) -> tuple[Any, np.ndarray]:
     task: Any = make_task(EnvConfig(id=env_id))
     task.reset(seed=0)
-    low, high = task.action_space.low, task.action_space.high
-    drawn = np.random.default_rng(0).random((ROUND_STEPS, *low.shape))
-    return task, (low + drawn * (high - low)).astype(np.float32)
+    drawn = np.random.default_rng(0).standard_normal((ROUND_STEPS, *task.action_space.shape), np.float32)
+    return task, np.clip(drawn, task.action_space.low, task.action_space.high)
 
 
 def batch(env_id: str, backend: str) -> Callable[[], float]:
     """Return a function that gives the seconds of a step of one of our environments, resets included."""
     envs = make_vec_env(EnvConfig(id=env_id, backend=backend), range(ENVS), rank=0, cores=1)
     envs.reset(range(ENVS))
-    low, high = np.array(envs.spec.action.low), np.array(envs.spec.action.high)
-    drawn = np.random.default_rng(0).random((ROUND_STEPS // ENVS, ENVS, *envs.spec.action.shape))
-    actions = (low + drawn * (high - low)).astype(np.float32)
+    shape = ROUND_STEPS // ENVS, ENVS, *envs.spec.action.shape
+    actions = np.random.default_rng(0).standard_normal(shape, np.float32)  # clipped by the batch
 
     def measure() -> float:
         start = time.thread_time()
