@@ -46,6 +46,7 @@ RUNS = {
     "a pool": ["env=cartpole", "env.backend=pool", "env.num_workers=2"],
     "LunarLander": ["env=lunarlander", "env.backend=sync"],
     "LunarLander, a pool": ["env=lunarlander", "env.backend=pool", "env.num_workers=2"],
+    "Hopper in C++": ["env=hopper", "compile=auto", "env.max_episode_steps=20", *EVERYTHING],
     "Pong": ["env=atari", "model=mlp", "env.num_envs=4", "ppo.num_epochs=1", "env.num_workers=1"],
     "FrozenLake": ["env=gym", "env.id=FrozenLake-v1"],
     "a task that publishes": ["env=gym", "env.id=tests.distributed.telling:tests/Telling-v0", "env.backend=sync"],
@@ -111,6 +112,8 @@ def assert_same(one, other):
     "what", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in RUNS]
 )
 def test_a_run_that_goes_on_from_any_checkpoint_is_the_one_that_was_not_interrupted(tmp_path, what):
+    if what.startswith("Hopper"):
+        pytest.importorskip("mujoco")
     trained(tmp_path / "whole", *RUNS[what])
     shutil.copytree(tmp_path / "whole", tmp_path / "again")
     cut_back(tmp_path / "again", random.Random(what).randrange(1, NUM_ITERATIONS))
