@@ -112,6 +112,23 @@ def test_so_it_does_with_other_settings_of_the_task(name, kwargs):
     assert assert_equal_to_gymnasium(robot(name, kwargs, limit=20), 45) > 0
 
 
+OWN = """<mujoco><option timestep="0.004"/><worldbody><geom type="plane" size="9 9 1"/>
+<body pos="0 0 .5"><joint type="slide" axis="1 0 0"/><joint type="slide" axis="0 0 1"/><joint axis="0 1 0"/>
+<geom type="capsule" fromto="-.2 0 0 .2 0 0" size=".05"/><site name="back"/>
+<body pos=".2 0 0"><joint name="knee" axis="0 1 0" range="-60 60"/>
+<geom type="capsule" fromto="0 0 0 0 0 -.4" size=".04"/></body></body></worldbody>
+<actuator><position joint="knee" kp="20" ctrlrange="-1 1"/></actuator>
+<sensor><accelerometer site="back"/></sensor></mujoco>"""
+
+
+def test_so_it_does_with_a_model_of_ones_own(tmp_path):
+    (tmp_path / "own.xml").write_text(OWN)
+    kwargs = {"xml_file": str(tmp_path / "own.xml"), "frame_skip": 2, "healthy_z_range": [-1, 9]}
+    env = robot("Hopper", kwargs, limit=20)
+    assert probe(env).obs.shape == (7,)
+    assert assert_equal_to_gymnasium(env, 100) > 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ROBOTS)
 def test_a_robot_in_cpp_equals_gymnasiums_over_10_000_steps_and_their_resets(name):
