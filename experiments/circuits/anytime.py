@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ddppo.domains.circuits.optimise import AT_RANDOM, BIAS
+from ddppo.domains.circuits.env_walk import AT_RANDOM, BIAS
 from ddppo.domains.circuits.quantum.benchmarks import benchmark
 from ddppo.domains.circuits.quantum.costs import cx_count
 from ddppo.domains.circuits.quantum.equivalence import verify

@@ -14,7 +14,7 @@ import sys
 import time
 from statistics import mean
 
-from ddppo.domains.circuits.optimise import AT_RANDOM, BIAS
+from ddppo.domains.circuits.env_walk import AT_RANDOM, BIAS
 from ddppo.domains.circuits.walk import FastWalk, LearningRule
 
 FOLDER = "outputs/circuits/tuning"

@@ -13,11 +13,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddppo.domains.circuits.optimise import read_rewrites, repeated
 from ddppo.domains.circuits.quantum.benchmarks import benchmark
 from ddppo.domains.circuits.quantum.equivalence import verify
 from ddppo.domains.circuits.quantum.rewriting import Rewriter
 from ddppo.domains.circuits.quantum.rules import packaged
+from ddppo.domains.circuits.task.lineage import read_rewrites, repeated
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from runs import HERE, QUARL, RANDOM_MERGED, Way, do_all, folder, given

@@ -17,13 +17,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddppo.domains.circuits.optimise import read_rewrites, repeated
 from ddppo.domains.circuits.quantum import Circuit
 from ddppo.domains.circuits.quantum.benchmarks import program
 from ddppo.domains.circuits.quantum.equivalence import verify
 from ddppo.domains.circuits.quantum.qasm_reader import write
 from ddppo.domains.circuits.quantum.rewriting import Rewriter, merged
 from ddppo.domains.circuits.quantum.rules import packaged
+from ddppo.domains.circuits.task.lineage import read_rewrites, repeated
 from ddppo.files import write_json
 
 HERE = Path(__file__).resolve().parent

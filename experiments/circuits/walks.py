@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 
 from ddppo.config.fields import setting
-from ddppo.domains.circuits.optimise import AT_RANDOM, BIAS, Walk, policy_of_run, policy_walk, random_walk
+from ddppo.domains.circuits.env_walk import AT_RANDOM, BIAS, Walk, policy_of_run, policy_walk, random_walk
 from ddppo.domains.circuits.quantum.benchmarks import program
 from ddppo.domains.circuits.quantum.equivalence import verify
 from ddppo.domains.circuits.quantum.rewriting import Rewriter

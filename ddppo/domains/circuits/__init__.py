@@ -1,8 +1,8 @@
 """Quantum circuits: a task of rewriting them, two policies for it, and a command that makes circuits smaller.
 
 Read in this order: quantum/ (circuits, rules, rewriting), task/ (the environment), pairs.py (the policy over pairs),
-model.py and graph_layers.py (the graph network), walk.py, optimise.py, page.py and commands.py
-(`ddppo-circuit`).
+model.py and graph_layers.py (the graph network), walk.py and env_walk.py (walks by rewrites), workers.py, optimise.py,
+page.py and commands.py (`ddppo-circuit`).
 """
 
 from ddppo.plugins import Plugin

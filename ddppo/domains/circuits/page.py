@@ -14,7 +14,6 @@ from typing import Any
 from omegaconf import MISSING
 
 from ddppo.config.fields import setting
-from ddppo.domains.circuits.optimise import Rewrites, read_rewrites, repeated, rewriter_of, started
 from ddppo.domains.circuits.quantum import Circuit, equivalence
 from ddppo.domains.circuits.quantum.benchmarks import noted
 from ddppo.domains.circuits.quantum.circuit import Gate
@@ -24,6 +23,7 @@ from ddppo.domains.circuits.quantum.gate_sets import GATE_SETS, NAM, GateSet, ga
 from ddppo.domains.circuits.quantum.others import OPTIMISERS, installed, optimised
 from ddppo.domains.circuits.quantum.rewriting import Rewriter, differing_gates, merged
 from ddppo.domains.circuits.task.journal import FOLDER
+from ddppo.domains.circuits.task.lineage import RewritesFile, read_rewrites, repeated, rewriter_of, started
 from ddppo.errors import ConfigError, in_one_line
 from ddppo.files import write_text
 from ddppo.study.page.chart import Axis, Chart
@@ -56,7 +56,7 @@ class ComparedCircuit:
     circuit: Circuit
     seconds: float | None = None  # until it was found; None if that is not known
     improvements: list[dict[str, float]] = field(default_factory=list)  # each best on the way, with wall_s
-    rewrites: Rewrites | None = None
+    rewrites: RewritesFile | None = None
     verified: str = ""
     is_equal: bool = True
 
@@ -259,7 +259,7 @@ class _Gates:
 
 
 def _steps(
-    held: Rewrites, original: Circuit, rewriter: Rewriter, gates: _Gates, most_drawn: int
+    held: RewritesFile, original: Circuit, rewriter: Rewriter, gates: _Gates, most_drawn: int
 ) -> dict[str, Any]:
     """Return the rewrites for the page: the circuit at first, and of each rewrite its rule, the gates that go and come.
 

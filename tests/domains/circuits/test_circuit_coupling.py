@@ -6,7 +6,7 @@ import pytest
 
 from ddppo.domains.circuits import PLUGIN
 from ddppo.domains.circuits.commands import run
-from ddppo.domains.circuits.optimise import policy_of_run, read_rewrites
+from ddppo.domains.circuits.env_walk import policy_of_run
 from ddppo.domains.circuits.quantum import CX, Circuit, Gate, H
 from ddppo.domains.circuits.quantum.coupling import coupling, keeps_pairs
 from ddppo.domains.circuits.quantum.equivalence import verify
@@ -14,6 +14,7 @@ from ddppo.domains.circuits.quantum.qasm_reader import read, write
 from ddppo.domains.circuits.quantum.rules import packaged, parse
 from ddppo.domains.circuits.task.board import rewriter
 from ddppo.domains.circuits.task.env import CircuitEnv
+from ddppo.domains.circuits.task.lineage import read_rewrites
 from ddppo.errors import ConfigError
 from tests.domains.circuits.circuit_oracle import EIGHTHS, random_circuit
 from tests.domains.circuits.test_wrong_circuits import a_run

@@ -7,7 +7,7 @@ import pytest
 
 from ddppo.domains.circuits import PLUGIN
 from ddppo.domains.circuits.commands import run
-from ddppo.domains.circuits.optimise import AT_RANDOM, learning_walk, random_walk
+from ddppo.domains.circuits.env_walk import AT_RANDOM, learning_walk, random_walk
 from ddppo.domains.circuits.quantum.benchmarks import benchmark
 from ddppo.domains.circuits.quantum.equivalence import verify
 from ddppo.domains.circuits.quantum.qasm_reader import read

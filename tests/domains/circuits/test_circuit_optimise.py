@@ -14,20 +14,10 @@ import torch
 from ddppo.config import stored
 from ddppo.config.settings import Config, EnvConfig
 from ddppo.config.variants import settings_of
-from ddppo.domains.circuits import PLUGIN, commands
+from ddppo.domains.circuits import PLUGIN
+from ddppo.domains.circuits import optimise as optimising
 from ddppo.domains.circuits.commands import run
-from ddppo.domains.circuits.optimise import (
-    AtRandom,
-    BestSoFar,
-    Budget,
-    Walk,
-    WalkProgress,
-    Workers,
-    policy_of_run,
-    policy_walk,
-    random_walk,
-    search,
-)
+from ddppo.domains.circuits.env_walk import AtRandom, Walk, policy_of_run, policy_walk, random_walk
 from ddppo.domains.circuits.quantum import Circuit, Gate, X
 from ddppo.domains.circuits.quantum.benchmarks import benchmark
 from ddppo.domains.circuits.quantum.equivalence import Verdict, verify
@@ -36,6 +26,8 @@ from ddppo.domains.circuits.quantum.rewriting import Rewriter
 from ddppo.domains.circuits.quantum.rules import parse
 from ddppo.domains.circuits.task.env import CircuitEnv
 from ddppo.domains.circuits.task.journal import BestFile
+from ddppo.domains.circuits.walk import WalkProgress
+from ddppo.domains.circuits.workers import BestSoFar, Budget, Workers, search
 from ddppo.envs.probing.probe import probe
 from ddppo.errors import ConfigError, StorageError, TrainingError
 from ddppo.models.build import build_model
@@ -267,10 +259,10 @@ def test_what_cannot_be_written_in_the_end_is_printed(tmp_path, capsys, monkeypa
     def gone(circuit, out, gate_set):
         raise StorageError(f"{out} cannot be written: made up")
 
-    job = commands._job(parse_options(["mod5_4", f"out={tmp_path / 'o'}", "steps=1"]))
-    monkeypatch.setattr(commands, "write", gone)
+    job = optimising._job(parse_options(["mod5_4", f"out={tmp_path / 'o'}", "steps=1"]))
+    monkeypatch.setattr(optimising, "write", gone)
     with pytest.raises(StorageError, match="made up"):
-        commands._finish(
+        optimising._finish(
             job, parse_options(["mod5_4", f"out={tmp_path / 'o'}"]), BestSoFar(job.start, job.start, 51.0)
         )
     assert capsys.readouterr().out.endswith(as_qasm(job.start))
@@ -280,16 +272,16 @@ def test_ctrl_c_while_it_is_verified_leaves_that_out_and_says_so(tmp_path, capsy
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(commands.equivalence, "verify", interrupted)
+    monkeypatch.setattr(optimising.equivalence, "verify", interrupted)
     options = parse_options(["mod5_4", f"out={tmp_path / 'o'}"])
-    job = commands._job(options)
-    assert commands._finish(job, options, BestSoFar(job.start, job.start, 51.0)) == 0
+    job = optimising._job(options)
+    assert optimising._finish(job, options, BestSoFar(job.start, job.start, 51.0)) == 0
     assert capsys.readouterr().out.endswith("not compared as a whole: interrupted\n")
     assert read(tmp_path / "o").circuit == job.start
 
 
 def parse_options(arguments):
-    return parse_door(commands.OptimiseOptions, arguments, usage="", path="circuit")
+    return parse_door(optimising.OptimiseOptions, arguments, usage="", path="circuit")
 
 
 def test_walks_tell_each_other_what_they_found():

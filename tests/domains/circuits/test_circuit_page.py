@@ -8,11 +8,11 @@ import pytest
 
 from ddppo.domains.circuits import PLUGIN, page
 from ddppo.domains.circuits.commands import run
-from ddppo.domains.circuits.optimise import read_rewrites, started
 from ddppo.domains.circuits.quantum import CX, Circuit, Gate, H, X
 from ddppo.domains.circuits.quantum.benchmarks import benchmark
 from ddppo.domains.circuits.quantum.qasm_reader import write
 from ddppo.domains.circuits.quantum.rewriting import differing_gates
+from ddppo.domains.circuits.task.lineage import read_rewrites, started
 from ddppo.errors import ConfigError
 
 pytestmark = pytest.mark.skipif(PLUGIN.cpp.why_not() is not None, reason=str(PLUGIN.cpp.why_not()))

@@ -3,11 +3,11 @@
 import pytest
 
 from ddppo.domains.circuits import PLUGIN
-from ddppo.domains.circuits.optimise import read_rewrites, repeated
 from ddppo.domains.circuits.quantum.benchmarks import benchmark
 from ddppo.domains.circuits.quantum.rewriting import merged
 from ddppo.domains.circuits.task import CircuitEnv
 from ddppo.domains.circuits.task.journal import CircuitJournal
+from ddppo.domains.circuits.task.lineage import read_rewrites, repeated
 from ddppo.errors import ConfigError, EnvStateError, RunFolderError
 from tests.domains.circuits.circuit_play import Together, steps
 

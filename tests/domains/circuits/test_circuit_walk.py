@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ddppo.domains.circuits import PLUGIN
-from ddppo.domains.circuits.optimise import AT_RANDOM
+from ddppo.domains.circuits.env_walk import AT_RANDOM
 from ddppo.domains.circuits.quantum import CX, RZ, Circuit, Gate, H, X
 from ddppo.domains.circuits.quantum.benchmarks import benchmark
 from ddppo.domains.circuits.quantum.circuit import TURN

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from ddppo.domains.circuits import PLUGIN, pairs
-from ddppo.domains.circuits.optimise import ByPairs
+from ddppo.domains.circuits.env_walk import ByPairs
 from ddppo.domains.circuits.settings import PairSettings
 from ddppo.domains.circuits.task.env import CircuitEnv, search_steps
 from ddppo.errors import ConfigError

@@ -22,14 +22,6 @@ struct Batch {
   }
 };
 
-void write(const Gates& gates, uint8_t* kinds, int16_t* wires, int64_t* angles) {
-  for (size_t i = 0; i < gates.size(); i++) {
-    kinds[i] = gates[i].kind;
-    wires[2 * i] = gates[i].wires[0], wires[2 * i + 1] = gates[i].wires[1];
-    angles[i] = gates[i].angle;
-  }
-}
-
 std::string name_of(const Gates& gates, int32_t num_qubits) {
   std::string digest(16, ' ');
   digest_of(gates, num_qubits, reinterpret_cast<uint8_t*>(digest.data()));

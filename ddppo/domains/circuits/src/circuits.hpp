@@ -25,6 +25,14 @@ inline Gates gates_of(int64_t n, const uint8_t* kinds, const int16_t* wires, con
   return gates;
 }
 
+// The inverse of gates_of.
+inline void write(const Gates& gates, uint8_t* kinds, int16_t* wires, int64_t* angles) {
+  for (size_t i = 0; i < gates.size(); i++) {
+    kinds[i] = gates[i].kind, angles[i] = gates[i].angle;
+    wires[2 * i] = gates[i].wires[0], wires[2 * i + 1] = gates[i].wires[1];
+  }
+}
+
 // Return the canonical order: gates by level (the length of the longest path before a gate), then by first wire.
 inline std::vector<int32_t> canonical_order(const Gates& gates, int32_t num_qubits) {
   const size_t n = gates.size();

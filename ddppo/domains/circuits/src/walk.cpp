@@ -1,27 +1,12 @@
 // The interface of walks for ddppo/domains/circuits/walk.py.
 #include "learning.hpp"
 
-namespace {
-
-Gates unpacked(int64_t n, const uint8_t* kinds, const int16_t* wires, const int64_t* angles) {
-  return gates_of(n, kinds, wires, angles);
-}
-
-void write(const Gates& gates, uint8_t* kinds, int16_t* wires, int64_t* angles) {
-  for (size_t i = 0; i < gates.size(); i++) {
-    kinds[i] = gates[i].kind, angles[i] = gates[i].angle;
-    wires[2 * i] = gates[i].wires[0], wires[2 * i + 1] = gates[i].wires[1];
-  }
-}
-
-}  // namespace
-
 extern "C" {
 
 void* walk_new(const void* rules, int64_t n, int32_t num_qubits, const uint8_t* kinds, const int16_t* wires,
                const int64_t* angles, const WalkSettings* settings, const LearnSettings* learn) {
   const Rules& known = *static_cast<const Rules*>(rules);
-  const Gates start = unpacked(n, kinds, wires, angles);
+  const Gates start = gates_of(n, kinds, wires, angles);
   AnyWalk* walk;
   if (learn != nullptr) {
     const Learning policy(known, settings->prior, *learn, int32_t(settings->room) + kMostGates);
@@ -63,7 +48,7 @@ int64_t walk_receive(void* walk, int64_t n, const uint8_t* kinds, const int16_t*
                      double cost, int64_t length, const int32_t* path) {
   std::vector<Rewrite> rewrites(length);
   for (Rewrite& each : rewrites) each = {path[0], path[1], path[2]}, path += 3;
-  return static_cast<AnyWalk*>(walk)->receive(unpacked(n, kinds, wires, angles), cost, rewrites);
+  return static_cast<AnyWalk*>(walk)->receive(gates_of(n, kinds, wires, angles), cost, rewrites);
 }
 
 // For tests: the circuit of the episode, at most `most` gates; returns their number.

@@ -1,7 +1,6 @@
 // A walk: rewrites drawn one after another, in episodes that start from circuits found before. ddppo/domains/circuits/
 // walk.py calls it; task/env.py has the same episodes, step by step for a trainer.
 #pragma once
-#include <chrono>
 #include <ctime>
 
 #include "starts.hpp"

@@ -384,7 +384,7 @@ class CircuitJournal:
         It has as much CPU time as this process used since the run was started, but at most _RANDOM_S, and the buffers
         and episodes of the run.
         """
-        from ddppo.domains.circuits.optimise import BIAS, random_walk
+        from ddppo.domains.circuits.env_walk import BIAS, random_walk
 
         used = time.process_time() - self._began_cpu_s
         each_s = min(used, _RANDOM_S) / len(self._starts)

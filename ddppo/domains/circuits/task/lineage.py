@@ -1,20 +1,23 @@
 """The history of circuits, rewrite by rewrite, and the messages in which environments exchange circuits.
 
 `Lineage` stores which rewrites made each circuit; `Found` is a best circuit with its rewrites, and `check_replay`
-repeats them; `EnvMessage` is the message of an environment.
+repeats them; `RewritesFile` is a file of rewrites; `EnvMessage` is the message of an environment.
 """
 
 import functools
 import json
 import zlib
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ddppo.domains.circuits.quantum import Circuit
 from ddppo.domains.circuits.quantum.equivalence import Verdict, verify
-from ddppo.domains.circuits.quantum.rewriting import Rewriter, digest
+from ddppo.domains.circuits.quantum.qasm_reader import parse
+from ddppo.domains.circuits.quantum.rewriting import Rewriter, digest, merged
+from ddppo.domains.circuits.task.board import STARTS, rewriter, rules_digest
 from ddppo.domains.circuits.task.settings import (
     REWRITE_BYTES,
     Rewrites,
@@ -210,6 +213,87 @@ def confirmed(found: Found, rewriter: Rewriter) -> Verdict:
     """Repeat the rewrites, and compare the result with the original as unitaries. Raises as check_replay."""
     check_replay(found, rewriter)
     return verify(found.original, found.circuit)
+
+
+# -- Files of rewrites, by which anyone can repeat a search's result and check it ------------------------------------
+# `optimise` writes them by rewrites=, and runs write best/<circuit>.json.
+
+
+class RewritesFile(NamedTuple):
+    """The content of a file of rewrites."""
+
+    path: Path
+    start: str  # one of STARTS
+    rewrites: tuple[tuple[int, int], ...]  # (node, rule) of each
+    original: Circuit | None  # None if the file does not hold it
+    rules: str | None  # digest of the rules; None if the file does not hold it
+    smaller: Circuit | None  # what the rewrites lead to, as the file has it
+    verified: str  # how it was compared with the original, in words; "" if the file does not say
+    improvements: list[dict[str, float]]  # each best on the way: cost, gates, env_steps, wall_s and more
+
+
+def read_rewrites(path: Path) -> RewritesFile:
+    """Read a file of rewrites. Raises ConfigError."""
+    # A file may be any JSON: check the type of every value that is used.
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        raise ConfigError(
+            f"rewrites={path}: cannot be read ({e}): name a file that `optimise` or a run wrote"
+        ) from e
+    try:
+        pairs = tuple((int(node), int(rule)) for node, rule in held["rewrites"])
+        start, rules = held.get("start", "given"), held.get("rules")
+        original, smaller = (
+            parse(held[key]).circuit if key in held else None for key in ("original", "smaller")
+        )
+        improvements = [
+            {str(key): float(value) for key, value in each.items()} for each in held.get("improvements", [])
+        ]
+    except (AttributeError, KeyError, TypeError, ValueError) as e:
+        raise ConfigError(
+            f"rewrites={path}: not a file of rewrites ({type(e).__name__}: {e}): name one that `optimise` or a run "
+            "wrote"
+        ) from e
+    if start not in STARTS:
+        raise ConfigError(f"rewrites={path}: its start={start} is none of {', '.join(STARTS)}")
+    verified = str(held.get("verified", ""))
+    return RewritesFile(path, start, pairs, original, rules, smaller, verified, improvements)
+
+
+def rewriter_of(held: RewritesFile, rules: str | None) -> Rewriter:
+    """Return the rules of a file (null: the package's) by which the rewrites were found: all, or those that keep pairs.
+
+    If neither are, return all; `repeated` then raises the error.
+    """
+    for keeps_pairs in (False, True):
+        found = rewriter(rules, keeps_pairs=keeps_pairs)
+        if held.rules in (None, rules_digest(found)):
+            return found
+    return rewriter(rules)
+
+
+def repeated(held: RewritesFile, original: Circuit, rewriter: Rewriter) -> Circuit:
+    """Return the circuit after these rewrites. Raises ConfigError for another original or other rules."""
+    if held.original is not None and held.original.canonical() != original.canonical():
+        raise ConfigError(
+            f"rewrites={held.path}: they start from another circuit: the file's `original` has {len(held.original)} "
+            f"gates, this one has {len(original)}"
+        )
+    if held.rules is not None and held.rules != rules_digest(rewriter):
+        raise ConfigError(
+            f"rewrites={held.path}: they were found with other rules than these {len(rewriter.rules)}: name the file "
+            "of the right ones by rules="
+        )
+    try:
+        return replayed(rewriter, started(original, held.start), held.rewrites)
+    except ConfigError as e:
+        raise ConfigError(f"rewrites={held.path}: {e}") from e
+
+
+def started(original: Circuit, start: str) -> Circuit:
+    """Return the circuit that rewriting starts from."""
+    return merged(original) if start == "merge" else original
 
 
 # -- Messages between environments, exchanged after each iteration: circuits, length caps and counts -----------------
