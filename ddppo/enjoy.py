@@ -35,7 +35,9 @@ class EnjoyConfig:
     checkpoint: str = setting("last", "last, best, or the path of a checkpoint file")
     episodes: int = setting(1, "number of episodes to show", low=1)
     seed: int | None = setting(None, "root of the episodes' seeds; null is the run's own", low=0)
-    deterministic: bool = setting(True, "true takes the likeliest actions, false draws them")
+    deterministic: bool = setting(
+        True, "true takes the likeliest actions, false draws them; searches for circuits draw them always"
+    )
     fps: float | None = setting(None, "pictures a second; null is the task's own", low=0.1, high=1000)
     other_spaces: bool = setting(
         False, "play though the task has other observations or actions than the policy was trained on"

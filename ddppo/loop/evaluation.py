@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -271,6 +272,8 @@ class Evaluator:
     # A function of (trained, episodes, seed, deterministic=) that plays episodes and yields each as text, an import
     # path; None if episodes are shown as pictures.
     conversations: str | None = None
+    reset_options: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # of every episode
+    draws_actions = False  # whether actions are drawn even where the likeliest ones are asked for
     in_training_envs = (
         False  # whether a run is evaluated in the rank's own environments, idle between iterations
     )
@@ -304,6 +307,7 @@ class Evaluator:
             num_envs: the most environments to step side by side.
             options, deterministic, check_stop: as for `play_episodes`.
         """
+        options, deterministic = self.how(options, deterministic=deterministic)
         results: list[torch.Tensor] = []
         self.infos = {}
         env, self._kept = self._batch(num_envs, derived_seed(seed, "eval", chunks[0][0])), None
@@ -322,6 +326,13 @@ class Evaluator:
             if self._kept is None:
                 env.close()
         return results
+
+    @classmethod
+    def how(
+        cls, options: Mapping[str, Any] | None, *, deterministic: bool
+    ) -> tuple[dict[str, Any] | None, bool]:
+        """Return the reset options of episodes, and whether the likeliest actions are taken, from what is asked for."""
+        return {**(options or {}), **cls.reset_options} or None, deterministic and not cls.draws_actions
 
     def _batch(self, num_envs: int, seed: int) -> VecEnv:
         """Return the batch that was kept, or make one."""

@@ -24,6 +24,7 @@ from ddppo.envs.guard import STEPPED, guarded
 from ddppo.envs.make import make_eval_env
 from ddppo.envs.probing.probe import make_env
 from ddppo.errors import ConfigError, EnvError, TrainingError, in_one_line
+from ddppo.loop.evaluation import evaluator_of
 from ddppo.package import install_command
 from ddppo.policies.acting import LoadedPolicy
 from ddppo.policies.loading import spaces_on_device
@@ -122,8 +123,7 @@ def play(
     look: Callable[[], None] = lambda: None,
 ) -> Iterator[PlayedEpisode]:  # fmt: skip
     """Play the episodes with these numbers in turn; `look` is called in every state. Raises TrainingError."""
-    # A task sampler may have left reset options for evaluation in the checkpoint.
-    options = policy.trained.state.get("options")
+    options, deterministic = _how(policy, deterministic=deterministic)
     for number in episodes:
         with blamed_on(policy.trained.config.env.id):
             obs, info = task.reset(seed=derived_seed(seed, "eval", number), options=options)
@@ -142,6 +142,13 @@ def play(
                     policy.reset()  # the game was reset after the loss of a life
                 ended = terminated or truncated
         yield PlayedEpisode(number, episode_return, length)
+
+
+def _how(policy: LoadedPolicy, *, deterministic: bool) -> tuple[dict[str, Any] | None, bool]:
+    """Return the reset options of episodes, and whether to take the likeliest actions, as an evaluation does."""
+    # A task sampler may have left reset options for evaluation in the checkpoint.
+    asked = policy.trained.state.get("options")
+    return evaluator_of(policy.trained.spec).how(asked, deterministic=deterministic)
 
 
 @contextmanager
@@ -224,10 +231,11 @@ def check_draws(policy: LoadedPolicy, path: Path, asked: str) -> None:
     film = film_for(path, policy.trained.config.env.id, asked)
     with _drawn(policy, path) as task, blamed_on(policy.trained.config.env.id):
         # Two states, because some tasks draw only after a step.
-        obs, info = task.reset(seed=0, options=policy.trained.state.get("options"))
+        options, deterministic = _how(policy, deterministic=True)
+        obs, info = task.reset(seed=0, options=options)
         film.add(task.render())
         policy.reset()
-        task.step(policy(obs, info.get(MASK)))
+        task.step(policy(obs, info.get(MASK), deterministic))
         film.add(task.render())
         policy.reset()
         fps = _fps(task)

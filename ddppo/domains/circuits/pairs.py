@@ -6,7 +6,7 @@ node and rule.
 """
 
 import ctypes
-from collections.abc import Callable, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -156,12 +156,8 @@ class SearchEvaluator(Evaluator):
     Actions are drawn: the likeliest ones soon go round in a circle. The return is the cost that the best circuit saves.
     """
 
+    reset_options = MappingProxyType({"search": True})
+    draws_actions = True
+
     def num_episodes(self, asked: int) -> int:
         return min(asked, _MOST_SEARCHES)
-
-    def play(
-        self, chunks: Sequence[Sequence[int]], num_envs: int, seed: int, options: dict[str, Any] | None = None,
-        *, deterministic: bool = True, check_stop: Callable[[], None] = lambda: None,
-    ) -> list[torch.Tensor]:  # fmt: skip
-        options = {**(options or {}), "search": True}
-        return super().play(chunks, num_envs, seed, options, deterministic=False, check_stop=check_stop)

@@ -4,13 +4,23 @@ import numpy as np
 import pytest
 import torch
 
+from ddppo.config.settings import Config, EnvConfig
+from ddppo.config.stored import to_yaml
+from ddppo.config.variants import settings_of
 from ddppo.domains.circuits import PLUGIN, pairs
 from ddppo.domains.circuits.env_walk import ByPairs
 from ddppo.domains.circuits.settings import PairSettings
 from ddppo.domains.circuits.task.env import CircuitEnv, search_steps
+from ddppo.envs.probing.probe import probe
 from ddppo.errors import ConfigError
+from ddppo.loop.evaluation import evaluator_of
 from ddppo.models.build import build_model
 from ddppo.models.model_check import check_model
+from ddppo.policies.acting import LoadedPolicy
+from ddppo.policies.loading import trained
+from ddppo.policies.playing import play, task_of
+from ddppo.records.checkpoint import save_iteration
+from ddppo.seeding import derived_seed
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 from tests.domains.circuits.feature_oracle import OLD, features, offsets, plan_of
 
@@ -243,3 +253,19 @@ def test_the_model_passes_the_check_of_models_and_refuses_graphs_with_the_remedy
 def test_an_unknown_form_of_observations_is_refused():
     with pytest.raises(ConfigError, match=r"observe=grph: has to be one of graph, features"):
         CircuitEnv("tof_3", observe="grph")
+
+
+def test_what_is_shown_of_a_policy_is_the_search_that_its_evaluation_plays(tmp_path):
+    of_task = {"circuit": "tof_3", "observe": "features", "episode": {"nop": "never"}}
+    task = EnvConfig(id="ddppo/Circuit-v0", kwargs=of_task)
+    config = Config(env=task, model=settings_of("model", name="pairs"))
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    model = build_model(probe(task), config.model, seed=0, dtype=torch.float32)
+    save_iteration(tmp_path / "checkpoints", 1, {"model": model.state_dict(), "iteration": 1}, keep=1)
+    found = trained(str(tmp_path), "last")
+    evaluator = evaluator_of(found.spec)(found.policy, config)
+    (rows,) = evaluator.play([range(1)], 1, seed=5)
+    (shown,) = play(LoadedPolicy(found, derived_seed(5, "eval", 0)), task_of(task), [0], 5)
+    assert [shown.episode_return, shown.length] == rows[0].tolist()
+    assert shown.length == 1000
+    assert shown.episode_return > 3
