@@ -1,5 +1,6 @@
 """The step that torch.compile makes gives the numbers that were kept as well, at any number of ranks."""
 
+import functools
 import json
 
 import pytest
@@ -15,27 +16,32 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    """The cache of all tests of this module, the first of which compiles."""
-    return tmp_path_factory.mktemp("cache")
+def trained(tmp_path_factory):
+    """Return the folder and the numbers of a compiled run, each trained once; the first compiles for all."""
+    folder = tmp_path_factory.mktemp("compiled")
+
+    @functools.cache
+    def train(task, world_size=1):
+        run_dir = folder / f"{task} W{world_size}"
+        settings = ("compile=torch", "dist.check_every=1", f"dist.world_size={world_size}")
+        found = measure(task, run_dir, *settings, XDG_CACHE_HOME=str(folder / "cache"))
+        assert summary(run_dir)["compiled_from"] == 1
+        return run_dir, found
+
+    return train
 
 
 @pytest.mark.parametrize("task", ["cartpole", "pendulum"])
-def test_a_short_run_compiled_gives_the_numbers_that_were_kept(task, tmp_path, cache):
+def test_a_short_run_compiled_gives_the_numbers_that_were_kept(task, trained):
     kept = json.loads((FOLDER / f"{task}.json").read_text())
-    found = measure(task, tmp_path / "run", "compile=torch", XDG_CACHE_HOME=str(cache))
-    assert summary(tmp_path / "run")["compiled_from"] == 1
-    for k, (expected, numbers) in enumerate(zip(kept, found, strict=True), start=1):
+    for k, (expected, numbers) in enumerate(zip(kept, trained(task)[1], strict=True), start=1):
         assert numbers == pytest.approx(expected, rel=1e-6, abs=1e-6), f"iteration {k}"
 
 
-def test_any_number_of_ranks_learns_the_same(tmp_path, cache):
+def test_any_number_of_ranks_learns_the_same(trained):
     parameters = {}
     for world_size in (1, 2, 4):
-        run_dir = tmp_path / f"W{world_size}"
-        settings = ("compile=torch", "dist.check_every=1", f"dist.world_size={world_size}")
-        measure("cartpole", run_dir, *settings, XDG_CACHE_HOME=str(cache))
-        assert summary(run_dir)["compiled_from"] == 1
+        run_dir, _ = trained("cartpole", world_size)
         state = torch.load(run_dir / "checkpoints" / "iteration_00000005.pt", weights_only=True)
         parameters[world_size] = torch.cat([x.flatten() for x in state["model"].values()])
     for world_size in (2, 4):
