@@ -1,13 +1,15 @@
 """Episodes as conversations in a chat template, with a tokenizer of bytes and tiny models of random weights."""
 
 import dataclasses
+import importlib.util
 import json
 
 import numpy as np
 import pytest
 
 pytest.importorskip("transformers", reason="needs the extra hf: pip install '.[hf]'")
-pytest.importorskip("peft", reason="needs the extra hf: pip install '.[hf]'")
+if importlib.util.find_spec("peft") is None:  # not imported here: 2.5 s of every process of the tests
+    pytest.skip("needs the extra hf: pip install '.[hf]'", allow_module_level=True)
 
 import torch
 

@@ -1,5 +1,6 @@
 """A language model of Hugging Face as a policy, on a tiny one with random weights and a tokenizer of bytes."""
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -25,7 +26,8 @@ from ddppo.seeding import action_noise
 from tests.support import PATIENCE_S, door
 
 transformers = pytest.importorskip("transformers", reason="needs the extra hf: pip install '.[hf]'")
-pytest.importorskip("peft", reason="needs the extra hf: pip install '.[hf]'")
+if importlib.util.find_spec("peft") is None:  # not imported here: 2.5 s of every process of the tests
+    pytest.skip("needs the extra hf: pip install '.[hf]'", allow_module_level=True)
 tokenizers = pytest.importorskip("tokenizers", reason="needs the extra hf: pip install '.[hf]'")
 
 SPEC = probe(EnvConfig(id="tests.domains.text.text_tasks:tests/BytesRepeat-v0"))
