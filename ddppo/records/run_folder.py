@@ -23,9 +23,9 @@ from ddppo.files import keep_copy, move_aside, remove_leftovers, stored, write_t
 from ddppo.records import checkpoint
 from ddppo.records.endings import ENDINGS, completed_by, holds
 from ddppo.records.jsonl import drop_after
-from ddppo.records.summary import SCHEMA_VERSION
 from ddppo.terminal import warn
 
+SCHEMA_VERSION = 1  # of summary.json
 _RESTARTS = "restarts.jsonl"
 
 

@@ -20,10 +20,9 @@ from ddppo.config.settings import Config
 from ddppo.config.stored import in_effect
 from ddppo.records.metrics import TIME_NAMES, WAIT_NAMES, IterationReport
 from ddppo.records.provenance import git_state, machine, versions
+from ddppo.records.run_folder import SCHEMA_VERSION
 from ddppo.scaling import BatchShape
 from ddppo.statistics import iqm, spread
-
-SCHEMA_VERSION = 1
 
 
 def evaluation_metrics(returns: Sequence[float], lengths: Sequence[int], t_eval: float) -> dict[str, float]:

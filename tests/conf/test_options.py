@@ -207,7 +207,7 @@ try:
     train.main()
 except SystemExit as e:
     assert not e.code, e.code
-print(json.dumps([m for m in ("torch", "gymnasium", "tensorboard") if m in sys.modules]))
+print(json.dumps([m for m in ("torch", "numpy", "gymnasium", "tensorboard") if m in sys.modules]))
 """
 
 

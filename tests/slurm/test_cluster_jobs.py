@@ -24,7 +24,7 @@ from ddppo.config.settings import Config, EnvConfig
 from ddppo.config.variants import settings_of
 from ddppo.errors import ClusterError, ConfigError, RunFolderError, Stopped
 from ddppo.processes.signals import now_here
-from ddppo.records.summary import SCHEMA_VERSION
+from ddppo.records.run_folder import SCHEMA_VERSION
 
 
 @pytest.mark.parametrize(

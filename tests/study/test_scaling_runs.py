@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from ddppo.errors import ConfigError
-from ddppo.records import summary as run_summary
+from ddppo.records import run_folder
 from ddppo.study.page.files import make_report
 from ddppo.study.read import metrics_file, run_folders
 from ddppo.study.read.run_folders import read_run, read_runs
@@ -30,7 +30,7 @@ def worlds(reading):
 
 
 def test_the_schema_version_is_the_one_that_runs_are_written_with():
-    assert run_folders.SCHEMA_VERSION == run_summary.SCHEMA_VERSION
+    assert run_folders.SCHEMA_VERSION == run_folder.SCHEMA_VERSION
 
 
 def test_a_run_is_read_without_its_warm_up(tmp_path):

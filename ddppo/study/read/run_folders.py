@@ -20,7 +20,7 @@ from ddppo.study.read.metrics_file import DamagedError, Metrics, read_metrics
 from ddppo.study.read.record import LeftOut, Reading, Run
 from ddppo.study.read.summary_file import RunCounts
 
-SCHEMA_VERSION = 1  # of summary.json, as ddppo.records.summary writes it
+SCHEMA_VERSION = 1  # of summary.json, as ddppo.records.run_folder has it
 REPORT_FILE, REPORT_KIND = "summary.json", "scaling report"  # file in a report's folder, and its key `kind`
 _AGAIN = "run that job again, or remove the folder"
 
