@@ -2,7 +2,7 @@
 
 PYTHONPATH=. .venv/bin/python experiments/circuits/anytime.py run seconds=30 circuits=tof_3,mod5_4  # of seed 0
 PYTHONPATH=. .venv/bin/python experiments/circuits/anytime.py run seconds=120 seeds=0,1 circuits=gf2^6_mult
-PYTHONPATH=. .venv/bin/python experiments/circuits/anytime.py write seconds=120
+PYTHONPATH=. .venv/bin/python experiments/circuits/anytime.py write
 
 A run is one walk (`ddppo-circuit optimise workers=1`) in this process, for so many seconds of its CPU time. Its result
 is replayed rewrite by rewrite, compared with the original, and kept in outputs/circuits/anytime/; a run that is there
@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ddppo.domains.circuits.env_walk import AT_RANDOM, BIAS
+from ddppo.domains.circuits.env_walk import AT_RANDOM, BIAS, PATIENCE
 from ddppo.domains.circuits.quantum.benchmarks import benchmark
 from ddppo.domains.circuits.quantum.costs import cx_count
 from ddppo.domains.circuits.quantum.equivalence import verify
@@ -34,33 +34,37 @@ CIRCUITS = (
     "tof_3", "barenco_tof_3", "mod5_4", "tof_5", "mod_mult_55", "vbe_adder_3", "barenco_tof_5", "csla_mux_3",
     "rc_adder_6", "gf2^4_mult", "qft_8", "tof_10", "gf2^5_mult", "gf2^6_mult", "gf2^7_mult", "gf2^8_mult",
 )  # fmt: skip
-# name: (learns, start)
-WAYS = {
-    "random": (False, "merge"),
-    "learned": (True, "merge"),
-    "random_given": (False, "given"),
-    "learned_given": (True, "given"),
-}
+# name: (learns, number of walks)
+WAYS = {"random": (False, 1), "learned": (True, 1), "learned_2": (True, 2)}
+GOAL_S = 30.0  # seconds of CPU
 _STEPS = 200  # between two looks at the clock
+_ROUND_STEPS = 5000  # of several walks before they exchange their best circuits, as in `optimise`
 
 
 def run(way: str, circuit: str, seed: int, seconds: float) -> None:
-    """Walk for so many seconds of CPU, unless it is done; verify what was found and write it."""
+    """Walk for so many seconds of CPU, unless it is done; verify what was found and write it.
+
+    Several walks take turns, and seconds are those of each: they are the workers of `optimise`, on cores of their own.
+    """
     path = RUNS / f"{seconds:g}_s" / way / f"{circuit}_{seed}.json"
     if path.exists():
         return
-    learns, start = WAYS[way]
-    env = {**AT_RANDOM, "circuit": circuit, "start": start}
-    walk = FastWalk(env, seed, prior=BIAS, learning=LearningRule() if learns else None)
-    trace, least = [], float("inf")
+    learns, number = WAYS[way]
+    env = {**AT_RANDOM, "circuit": circuit, "start": "merge"}
+    # The walks of `optimise`, whose seeds are derived from these.
+    how = {"patience": PATIENCE, "learning": LearningRule()} if learns else {}
+    walks = [FastWalk(env, seed + 1000 * k, prior=BIAS, **how) for k in range(number)]
+    trace, least, messages = [], float("inf"), []
     began = time.process_time()  # the rules have been read, which takes as long for every way
-    while (used := time.process_time() - began) < seconds:
-        walk.go([], _STEPS, float("inf"))
-        facts = walk.facts()
-        if facts.best_cost < least:
-            least = facts.best_cost
-            trace.append([round(time.process_time() - began, 3), facts.num_steps, least])
-    facts = walk.facts()
+    while (used := (time.process_time() - began) / number) < seconds:
+        steps = _STEPS if number == 1 else _ROUND_STEPS
+        progress = [walk.go(messages, steps, float("inf")) for walk in walks]
+        messages = [each for walk in progress for each in walk.messages] if number > 1 else []
+        num_steps = sum(each.num_steps for each in progress)
+        if (cost := min(each.cost for each in progress)) < least:
+            least = cost
+            trace.append([round((time.process_time() - began) / number, 3), num_steps, least])
+    walk = min(walks, key=lambda each: each.facts().best_cost)
     original, (smaller, places) = benchmark(circuit), walk.best()
     began_from = merged(original) if walk.start == merged(original).canonical() else original
     again, rewrites = rewrites_of(walk.rewriter, began_from, places)
@@ -75,7 +79,7 @@ def run(way: str, circuit: str, seed: int, seconds: float) -> None:
         "depth": smaller.depth,
         "num_rewrites": len(rewrites),
         "cpu_s": round(used, 2),
-        "num_steps": facts.num_steps,
+        "num_steps": num_steps,
         "trace": trace,
         "verified": str(verdict),
         "start": "given" if began_from is original else "merge",
@@ -88,109 +92,109 @@ def run(way: str, circuit: str, seed: int, seconds: float) -> None:
     print(f"{way} {circuit} seed {seed}: {least:g} gates after {trace[-1][0]:g} s, {verdict}", flush=True)
 
 
-def at(found: dict[str, Any], seconds: float) -> float:
-    """Return the least cost after so many seconds of CPU; of a run that was shorter, at its end."""
+def at(found: dict[str, Any], seconds: float) -> float | None:
+    """Return the least cost after so many seconds of CPU; None of a run that was shorter."""
+    if found["cpu_s"] < seconds:
+        return None
     return min(cost for cpu_s, _, cost in found["trace"] if cpu_s <= max(seconds, found["trace"][0][0]))
 
 
-def read(seconds: float) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """Return the runs that are done by way and circuit, in the order of their seeds: for each circuit the longest ones.
+def median_at(runs: list[dict[str, Any]], seconds: float) -> float | None:
+    costs = [cost for each in runs if (cost := at(each, seconds)) is not None]
+    return median(costs) if costs else None
 
-    Runs that are longer than `seconds` do not count; shorter ones do, for circuits that need no more.
+
+def read(out: Path) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """Return the runs by way and circuit, in the order of their seeds; of each seed the longest.
+
+    Runs of which only the rows in `out` are left, written by an earlier `write`, count too.
     """
-    lengths = sorted(float(path.name.removesuffix("_s")) for path in RUNS.glob("*_s"))
+    runs: dict[tuple[str, str, int], dict[str, Any]] = {}
+    rows = list(csv.DictReader((out / "results.csv").open())) if (out / "results.csv").exists() else []
+    curves = list(csv.DictReader((out / "curves.csv").open())) if rows else []
+    for row in rows:
+        key = row["way"], row["circuit"], int(row["seed"])
+        of_run = [each for each in curves if (each["way"], each["circuit"], int(each["seed"])) == key]
+        trace = [[float(each["cpu_s"]), int(each["steps"]), float(each["gates"])] for each in of_run]
+        runs[key] = row | {"cpu_s": float(row["cpu_s"]), "trace": trace, "cost": trace[-1][2]}
+    for path in RUNS.glob("*_s/*/*.json"):
+        circuit, _, seed = path.stem.rpartition("_")
+        key = path.parent.name, circuit, int(seed)
+        found = json.loads(path.read_text())
+        if key not in runs or found["cpu_s"] >= runs[key]["cpu_s"]:
+            runs[key] = found
     done: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for length in (each for each in lengths if each <= seconds):
-        for way in WAYS:
-            for circuit in CIRCUITS:
-                paths = sorted((RUNS / f"{length:g}_s" / way).glob(f"{circuit}_*.json"), key=seed_of)
-                if paths:
-                    found = [json.loads(path.read_text()) | {"seed": seed_of(path)} for path in paths]
-                    done[way, circuit] = found
+    for way in WAYS:
+        for circuit in CIRCUITS:
+            seeds = sorted(seed for a, b, seed in runs if (a, b) == (way, circuit))
+            if seeds:
+                done[way, circuit] = [runs[way, circuit, seed] | {"seed": seed} for seed in seeds]
     return done
 
 
-def seed_of(path: Path) -> int:
-    return int(path.stem.rpartition("_")[2])
-
-
-def write(seconds: float, marks: Sequence[float], out: Path) -> None:
-    """Write the tables, the curves and the best circuits of all runs that are done."""
+def write(marks: Sequence[float], out: Path) -> None:
+    """Write the tables, the curves and the best circuits of all runs."""
     out.mkdir(parents=True, exist_ok=True)
-    done = read(seconds)
+    done = read(out)
     rows, curves = [], []
     for (way, circuit), runs in done.items():
         for each in runs:
-            costs = {f"gates_{mark:g}_s": at(each, mark) for mark in marks}
-            rows.append(
-                {"circuit": circuit, "way": way, "seed": each["seed"], "cpu_s": each["cpu_s"], **costs}
-                | {key: each[key] for key in ("cx", "depth", "num_steps", "num_rewrites", "verified")}
-            )
+            name = {"circuit": circuit, "way": way, "seed": each["seed"]}
+            costs = {f"gates_{mark:g}_s": "" if (x := at(each, mark)) is None else f"{x:g}" for mark in marks}
+            kept = ("cx", "depth", "num_steps", "num_rewrites", "verified")
+            rows.append(name | {"cpu_s": each["cpu_s"]} | costs | {key: each[key] for key in kept})
             curves += [
-                {
-                    "circuit": circuit,
-                    "way": way,
-                    "seed": each["seed"],
-                    "cpu_s": s,
-                    "steps": steps,
-                    "gates": gates,
-                }
-                for s, steps, gates in each["trace"]
+                name | {"cpu_s": s, "steps": n, "gates": f"{gates:g}"} for s, n, gates in each["trace"]
             ]
-        best = min(runs, key=lambda each: (each["cost"], each["cx"]))
-        write_text(out / f"{circuit}.qasm", best["original"])
-        write_text(out / f"{circuit}_{way}.qasm", best["smaller"])
+        best = min(runs, key=lambda each: (each["cost"], int(each["cx"])))
+        if "smaller" in best:  # else its file is there from an earlier `write`
+            write_text(out / f"{circuit}.qasm", best["original"])
+            write_text(out / f"{circuit}_{way}.qasm", best["smaller"])
     write_csv(out / "results.csv", rows)
     write_csv(out / "curves.csv", curves)
-    lines = table(done, seconds, marks)
+    lines = table(done, marks)
     write_text(out / "table.md", "\n".join(lines) + "\n")
     print(*lines, sep="\n")
 
 
-def table(
-    done: dict[tuple[str, str], list[dict[str, Any]]], seconds: float, marks: Sequence[float]
-) -> list[str]:
+def table(done: dict[tuple[str, str], list[dict[str, Any]]], marks: Sequence[float]) -> list[str]:
     """Return the table of medians over seeds, with the figures of others."""
     others, published = (
         list(csv.DictReader((HERE / name).open())) for name in ("others.csv", "published.csv")
     )
-    ways = [way for way in WAYS if any(key[0] == way for key in done)]
     titles = ["gates", "original", "`merge`", "qiskit", "pyzx", "Nam et al.", "Quartz"]
-    titles += [f"{way}, {mark:g} s" for way in ways for mark in marks] + [
-        "s to random's last: random",
-        "learned",
-    ]
+    titles += [f"{way}, {mark:g} s" for way in ("random", "learned") for mark in marks]
+    titles += ["at 30 s: random", "learned", f"s to random's at {GOAL_S:g} s: random", "learned"]
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for circuit in CIRCUITS:
-        if not any((way, circuit) in done for way in ways):
+        if ("random", circuit) not in done and ("learned", circuit) not in done:
             continue
         original = benchmark(circuit)
         cells = [str(len(original)), str(len(merged(original)))]
         for rows, name in ((others, "qiskit"), (others, "pyzx"), (published, "Nam"), (published, "Quartz")):
             found = [int(r["gates"]) for r in rows if r["circuit"] == circuit and name in r["optimiser"]]
             cells.append(str(min(found)) if found else "")
-        for way in ways:
-            runs = done.get((way, circuit), [])
-            cells += [f"{median(at(each, mark) for each in runs):g}" if runs else "" for mark in marks]
-        cells += times(done, circuit, seconds)
-        lines.append(f"| {circuit} | {' | '.join(cells)} |")
+        both = [done.get((way, circuit), []) for way in ("random", "learned")]
+        cells += [in_short(median_at(runs, mark)) for runs in both for mark in marks]
+        cells += [
+            ", ".join(in_short(x) for each in runs if (x := at(each, GOAL_S)) is not None) for runs in both
+        ]
+        # When the median of each way is at random's median after GOAL_S.
+        goal = median_at(both[0], GOAL_S)
+        when = ["" if goal is None else when_median_is(runs, goal) for runs in both]
+        lines.append(f"| {circuit} | {' | '.join([*cells, *when])} |")
     return lines
 
 
-def times(done: dict[tuple[str, str], list[dict[str, Any]]], circuit: str, seconds: float) -> list[str]:
-    """Return when the median of walks that learn is at the last median of those at random, and when that is there."""
-    random, learned = (done.get((way, circuit)) for way in ("random", "learned"))
-    if not random or not learned:
-        return ["", ""]
-    goal = median(at(each, seconds) for each in random)
-    found = [when_median_is(runs, goal, seconds) for runs in (random, learned)]
-    return ["not reached" if each is None else f"{each:.2f}" for each in found]
+def in_short(cost: float | None) -> str:
+    return "" if cost is None else f"{cost:g}"
 
 
-def when_median_is(runs: list[dict[str, Any]], goal: float, seconds: float) -> float | None:
+def when_median_is(runs: list[dict[str, Any]], goal: float) -> str:
     """Return the first time at which the median over runs is at most a cost."""
-    moments = sorted({cpu_s for each in runs for cpu_s, _, _ in each["trace"] if cpu_s <= seconds + 1})
-    return next((t for t in moments if median(at(each, t) for each in runs) <= goal), None)
+    moments = sorted({cpu_s for each in runs for cpu_s, _, _ in each["trace"]})
+    found = (t for t in moments if (cost := median_at(runs, t)) is not None and cost <= goal)
+    return next((f"{t:.2f}" for t in found), "not reached")
 
 
 def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -208,15 +212,12 @@ def main() -> None:
         "seeds": "0",
         "ways": "random,learned",
         "circuits": ",".join(CIRCUITS),
-        "marks": "",
+        "marks": "1,4,30,120",
     }
     given |= dict(pair.split("=", 1) for pair in pairs)
     seconds = float(given["seconds"])
     if verb == "write":
-        marks = (
-            [float(mark) for mark in given["marks"].split(",")] if given["marks"] else [seconds / 4, seconds]
-        )
-        write(seconds, marks, HERE / "anytime")
+        write([float(mark) for mark in given["marks"].split(",")], HERE / "anytime")
         return
     for seed in map(int, given["seeds"].split(",")):
         for circuit in given["circuits"].split(","):

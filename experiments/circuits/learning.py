@@ -1,57 +1,105 @@
-"""Walks that learn beside walks at random on the circuits of tuning.py: gates left after so many seconds of CPU.
+"""Settings of walks that learn, and walks at random, on the circuits of tuning.py: gates left after so much CPU time.
 
 PYTHONPATH=. python experiments/circuits/tuning.py outputs/circuits/tuning
-PYTHONPATH=. python experiments/circuits/learning.py circuits=net_12,net_16 seeds=2 marks=1,4            # as shipped
-PYTHONPATH=. python experiments/circuits/learning.py circuits=net_12,net_16 seeds=2 marks=1,4 way=random
-PYTHONPATH=. python experiments/circuits/learning.py circuits=net_16 rate=0 shipped=3,3,3,3,3,4,4,3,2,0,1,1,1,1,0
+PYTHONPATH=. python experiments/circuits/learning.py run seconds=16 seeds=0,1            # done walks are not done again
+PYTHONPATH=. python experiments/circuits/learning.py run seconds=60 seeds=0 circuits=net_12,net_16 ways=random,learned
+PYTHONPATH=. python experiments/circuits/learning.py write                               # prints the table of README.md
 
-Writes a CSV on standard output: the mean of the seeds at each mark. `rate`, `gamma`, `limit`, `decay` and `shipped` are
-those of LearningRule. Circuits found here are counted, not verified; those of anytime.py are verified.
+`run` appends a line to learning/tried.csv for each walk. Circuits found here are counted, not verified; those of
+anytime.py are verified.
 """
 
 import csv
 import sys
 import time
+from pathlib import Path
 from statistics import mean
+from typing import Any
 
-from ddppo.domains.circuits.env_walk import AT_RANDOM, BIAS
+from ddppo.domains.circuits.env_walk import AT_RANDOM, BIAS, PATIENCE
 from ddppo.domains.circuits.walk import FastWalk, LearningRule
 
 FOLDER = "outputs/circuits/tuning"
+TRIED = Path(__file__).resolve().parent / "learning" / "tried.csv"
+CIRCUITS = ("gf2_3_mult", "poly_4", "barenco_tof_6", "net_12", "net_16")
+MARKS = (1, 4, 16, 60)  # seconds of CPU
 _STEPS = 200  # between two looks at the clock
+_GENTLE = (1, 3, 3, 3, 3, 2, 4, 3, 2, 0, 1, 3, 2, 1, 0)
+# How each way differs from the walks of `optimise` that learn: `patience`, and settings of LearningRule.
+WAYS: dict[str, dict[str, Any]] = {
+    "random": {"learns": False, "patience": 0.0},
+    "random, anew": {"learns": False},
+    "learned": {},
+    "never anew": {"patience": 0.0},
+    "anew sooner": {"patience": 1.0},
+    "weights fixed": {"rate": 0.0},
+    "fewer removals": {"shipped": _GENTLE},
+    "from zero": {"shipped": (0.0,) * 15, "limit": 3.0},
+}
 
 
-def gates_at(circuit: str, seed: int, rule: LearningRule | None, marks: list[float]) -> list[float]:
-    """Return the least gates of a walk after each mark, in seconds of CPU."""
-    walk = FastWalk({**AT_RANDOM, "circuit": f"{FOLDER}/{circuit}.qasm"}, seed, prior=BIAS, learning=rule)
+def gates_at(circuit: str, way: str, seed: int, seconds: float) -> list[float]:
+    """Return the least gates of a walk after each mark up to `seconds` of CPU."""
+    given = dict(WAYS[way])
+    patience = given.pop("patience", PATIENCE)
+    rule = None if given.pop("learns", True) is False else LearningRule(**given)
+    env = {**AT_RANDOM, "circuit": f"{FOLDER}/{circuit}.qasm"}
+    walk = FastWalk(env, seed, prior=BIAS, patience=patience, learning=rule)
     began, found = time.process_time(), []
-    for mark in marks:
+    for mark in (each for each in MARKS if each <= seconds):
         while time.process_time() - began < mark:
             walk.go([], _STEPS, float("inf"))
         found.append(walk.facts().best_cost)
     return found
 
 
+def read() -> list[dict[str, str]]:
+    return list(csv.DictReader(TRIED.open())) if TRIED.exists() else []
+
+
+def run(circuits: list[str], ways: list[str], seeds: list[int], seconds: float) -> None:
+    """Append the walks that are not there yet."""
+    for seed in seeds:
+        for circuit in circuits:
+            for way in ways:
+                done = {(row["circuit"], row["way"], row["seed"], row["seconds"]) for row in read()}
+                if (circuit, way, str(seed), f"{seconds:g}") in done:
+                    continue
+                found = gates_at(circuit, way, seed, seconds)
+                with TRIED.open("a", newline="") as file:
+                    out = csv.writer(file, lineterminator="\n")
+                    if file.tell() == 0:
+                        out.writerow(
+                            ["circuit", "way", "seed", "seconds", *(f"gates_{mark}_s" for mark in MARKS)]
+                        )
+                    row = [circuit, way, seed, f"{seconds:g}", *(f"{gates:g}" for gates in found)]
+                    out.writerow([*row, *[""] * (len(MARKS) - len(found))])
+
+
+def write() -> None:
+    """Print the means over seeds after each mark, for each way and circuit."""
+    rows = read()
+    print(
+        f"| gates after {', '.join(map(str, MARKS))} s | {' | '.join(CIRCUITS)} |\n|{'---|' * (1 + len(CIRCUITS))}"
+    )
+    for way in WAYS:
+        cells = []
+        for circuit in CIRCUITS:
+            of_both = [row for row in rows if row["circuit"] == circuit and row["way"] == way]
+            seen = [[float(x) for row in of_both if (x := row[f"gates_{mark}_s"])] for mark in MARKS]
+            cells.append(", ".join(f"{mean(each):.1f}".removesuffix(".0") for each in seen if each))
+            cells[-1] += f" ({len(of_both)})" if of_both else ""
+        print(f"| {way} | {' | '.join(cells)} |")
+
+
 def main() -> None:
-    given = {
-        "circuits": "tof_7,gf2_3_mult,net_8,net_12,net_16",
-        "seeds": "2",
-        "marks": "1,4",
-        "way": "learned",
-    }
-    given |= dict(argument.split("=", 1) for argument in sys.argv[1:])
-    marks = [float(mark) for mark in given["marks"].split(",")]
-    settings = {key: float(given[key]) for key in ("rate", "gamma", "limit", "decay") if key in given}
-    if "shipped" in given:
-        settings["shipped"] = tuple(float(each) for each in given["shipped"].split(","))  # type: ignore[assignment]
-    rule = None if given["way"] == "random" else LearningRule(**settings)  # type: ignore[arg-type]
-    out = csv.writer(sys.stdout, lineterminator="\n")
-    out.writerow(["circuit", "way", "settings", "seeds", *(f"gates_{mark:g}_s" for mark in marks)])
-    named = " ".join(argument for argument in sys.argv[1:] if argument.split("=")[0] in settings)
-    for circuit in given["circuits"].split(","):
-        runs = [gates_at(circuit, seed, rule, marks) for seed in range(int(given["seeds"]))]
-        out.writerow([circuit, given["way"], named, given["seeds"], *map(mean, zip(*runs, strict=True))])
-        sys.stdout.flush()
+    verb, *pairs = sys.argv[1:]
+    given = {"circuits": ",".join(CIRCUITS), "ways": ",".join(WAYS), "seeds": "0", "seconds": "16"}
+    given |= dict(pair.split("=", 1) for pair in pairs)
+    if verb == "write":
+        return write()
+    circuits, ways, seeds = (given[key].split(",") for key in ("circuits", "ways", "seeds"))
+    return run(circuits, ways, list(map(int, seeds)), float(given["seconds"]))
 
 
 if __name__ == "__main__":

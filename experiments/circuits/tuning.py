@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ddppo.domains.circuits.quantum import Circuit
-from ddppo.domains.circuits.quantum.benchmarks import ccz, cx, h, tof_n, toffoli
+from ddppo.domains.circuits.quantum.benchmarks import barenco_tof_n, ccz, cx, h, tof_n, toffoli
 from ddppo.domains.circuits.quantum.qasm_reader import as_qasm
 
 
@@ -31,6 +31,18 @@ def gf2_3_mult() -> Circuit:
     return Circuit.from_gates(9, gates)
 
 
+def poly_4() -> Circuit:
+    """c = a b for polynomials with four coefficients over GF(2): 222 gates; a_i, b_i, c_i on i, 4 + i, 8 + i."""
+    gates, number = [], 0
+    for k in range(7):
+        gates += h(8 + k)
+        for i in range(max(0, k - 3), min(k, 3) + 1):
+            gates += ccz((i, 4 + k - i, 8 + k), (-1) ** number)
+            number += 1
+        gates += h(8 + k)
+    return Circuit.from_gates(15, gates)
+
+
 def network(num_qubits: int, num_toffolis: int, seed: int) -> Circuit:
     """Toffolis and cx on neighbouring wires, as in adders, up and back: every second gate is undone later."""
     rng = np.random.default_rng(seed)
@@ -49,7 +61,9 @@ def network(num_qubits: int, num_toffolis: int, seed: int) -> Circuit:
 
 CIRCUITS = {
     "gf2_3_mult": gf2_3_mult,
+    "poly_4": poly_4,
     "tof_7": lambda: tof_n(7),
+    "barenco_tof_6": lambda: barenco_tof_n(6),
     "net_8": lambda: network(8, 7, 1),
     "net_12": lambda: network(12, 22, 2),
     "net_16": lambda: network(16, 40, 3),

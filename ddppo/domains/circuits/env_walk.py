@@ -74,6 +74,8 @@ class Walk:
 
 # Measured: of biases 0 to 6 the best on mod5_4, vbe_adder_3 and gf2^4_mult after 20,000 steps, by a small margin.
 BIAS = 3.0
+# Of walks that learn, see FastWalk. They reach in a second what others need several for, so that they can begin anew.
+PATIENCE = 2.0
 # Episodes and buffers as in conf/env/circuit.yaml. With draw=power and episodes of 600 steps, walks of 8,000 steps
 # ended several gates higher (experiments/circuits).
 AT_RANDOM = {"buffer": {"draw": "greedy"}, "episode": {"max_steps": 100}}
@@ -116,7 +118,8 @@ def learning_walk(env: Mapping[str, Any], bias: float, index: int, seed: int) ->
     Args:
         env: keyword arguments of CircuitEnv, for which there is a walk in C++.
     """
-    return FastWalk(env, derived_seed(seed, "env", index), prior=bias, learning=LearningRule())
+    rule = LearningRule()
+    return FastWalk(env, derived_seed(seed, "env", index), prior=bias, patience=PATIENCE, learning=rule)
 
 
 # -- Walks by the policy of a run. Only these import torch, and only in the worker processes. ------------------------

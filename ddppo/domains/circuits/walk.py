@@ -63,7 +63,13 @@ class FastWalk:
     """Episodes of rewrites from one circuit, with a buffer of the circuits to start from."""
 
     def __init__(
-        self, env: Mapping[str, Any], seed: int, *, prior: float, learning: LearningRule | None = None
+        self,
+        env: Mapping[str, Any],
+        seed: int,
+        *,
+        prior: float,
+        patience: float = 0.0,
+        learning: LearningRule | None = None,
     ) -> None:
         """Begin a walk.
 
@@ -71,6 +77,8 @@ class FastWalk:
             env: keyword arguments of CircuitEnv, with one circuit and a cost that `why_not` accepts.
             seed: of all that is drawn, below 2^63.
             prior: a rule that adds n gates has probability ~ e^(-prior n).
+            patience: begin anew, with the original alone and nothing learned, where nothing better was found for 5,000
+                steps and so many times the steps that led to the attempt's last improvement; 0: never.
             learning: how it learns; None for a walk at random.
         """
         episode = settings.of(settings.EpisodeSettings, "episode", env.get("episode"))
@@ -85,7 +93,7 @@ class FastWalk:
         self.start = start.circuit
         self._share = buffer.share > 0
         given = _Settings(
-            (ctypes.c_double * 5)(*weights), episode.slack, buffer.megabytes * 1e6, prior, episode.min_steps,
+            (ctypes.c_double * 5)(*weights), episode.slack, buffer.megabytes * 1e6, prior, patience, episode.min_steps,
             episode.max_steps, buffer.level_size, DRAWS.index(buffer.draw), self.room, seed,
         )  # fmt: skip
         rule = (
@@ -223,8 +231,9 @@ class _Settings(ctypes.Structure):
 
     _fields_ = (
         ("costs", ctypes.c_double * 5), ("slack", ctypes.c_double), ("most_bytes", ctypes.c_double),
-        ("prior", ctypes.c_double), ("least_steps", ctypes.c_int64), ("most_steps", ctypes.c_int64),
-        ("level_size", ctypes.c_int64), ("draw", ctypes.c_int64), ("room", ctypes.c_int64), ("seed", ctypes.c_int64),
+        ("prior", ctypes.c_double), ("patience", ctypes.c_double), ("least_steps", ctypes.c_int64),
+        ("most_steps", ctypes.c_int64), ("level_size", ctypes.c_int64), ("draw", ctypes.c_int64),
+        ("room", ctypes.c_int64), ("seed", ctypes.c_int64),
     )  # fmt: skip
 
 
@@ -234,7 +243,7 @@ class WalkFacts(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int64) for name in (
             "num_steps", "num_rewrites", "num_episodes", "num_circuits", "num_levels", "num_rejected",
-            "best_gates", "best_length",
+            "num_restarts", "best_gates", "best_length",
         )),
         ("best_cost", ctypes.c_double), ("nbytes", ctypes.c_double),
     )  # fmt: skip

@@ -23,8 +23,10 @@ pytestmark = pytest.mark.skipif(PLUGIN.cpp.why_not() is not None, reason=str(PLU
 FOREVER = math.inf
 
 
-def walk(circuit, seed=0, learning=None, **env):
-    return FastWalk({**AT_RANDOM, "circuit": circuit, **env}, seed, prior=3.0, learning=learning)
+def walk(circuit, seed=0, learning=None, patience=0.0, **env):
+    return FastWalk(
+        {**AT_RANDOM, "circuit": circuit, **env}, seed, prior=3.0, patience=patience, learning=learning
+    )
 
 
 @pytest.mark.parametrize(("circuit", "steps"), [("tof_3", 400), ("vbe_adder_3", 300)])
@@ -146,6 +148,28 @@ def test_a_better_circuit_of_another_walk_is_taken_with_its_rewrites():
     assert heard.cost == found.cost
     assert rewrites_of(listener.rewriter, listener.start, heard.places)[0] == found.circuit
     assert walk("vbe_adder_3", buffer={"share": 0}).go([], 500, FOREVER).messages == []
+
+
+@pytest.mark.parametrize("learning", [None, LearningRule()])
+def test_a_walk_that_stands_still_begins_anew_and_keeps_its_best_circuit(learning):
+    fast = walk("tof_3", learning=learning, patience=2.0)
+    steps_of_best, best = 0, math.inf
+    while fast.facts().num_restarts == 0:
+        fast.go([], 1, FOREVER)
+        facts = fast.facts()
+        if facts.best_cost < best:
+            best, steps_of_best = facts.best_cost, facts.num_steps
+    # An episode has at most 100 steps, and the walk begins anew between two of them.
+    assert 0 < facts.num_steps - steps_of_best - max(5000, 2 * steps_of_best) <= 101
+    assert fast.now() == fast.start
+    assert (facts.num_circuits, facts.num_levels) == (1, 1)
+    fast.go([], 30_000, FOREVER)
+    assert fast.facts().num_restarts > 1
+    found, places = fast.best()
+    assert len(found) == fast.facts().best_cost == 35
+    assert rewrites_of(fast.rewriter, fast.start, places)[0] == found.canonical()
+    assert walk("tof_3", learning=learning).go([], 30_000, FOREVER).cost == 35
+    assert fast.facts().nbytes < 32e6
 
 
 def test_a_circuit_without_any_rewrite_is_walked_without_an_end(tmp_path):

@@ -24,6 +24,13 @@ class Learning {
       : rules_(&rules), prior_(prior), settings_(settings), table_(kClasses + rules.size()), mean_(table_.size()),
         square_(table_.size()), gradient_(table_.size()), born_(room, kOld) {}
 
+  // Forget what was learned.
+  void begin_anew() {
+    for (auto* each : {&table_, &mean_, &square_}) std::fill(each->begin(), each->end(), 0.0);
+    num_updates_ = 0;
+    steps_.clear(), samples_.clear(), returns_.clear();
+  }
+
   // w of each class, then of each rule.
   std::vector<double>* table() { return &table_; }
 

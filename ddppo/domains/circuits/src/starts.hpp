@@ -95,6 +95,14 @@ class Starts {
     keep(key, std::move(gates), cost, step);
   }
 
+  // Drop all but the original.
+  void clear() {
+    Kept original = std::move(*levels_[most_cost_].front());
+    for (const auto& [key, kept] : known_) lineage_.release(kept->step);
+    levels_.clear(), known_.clear(), nbytes_ = 0;
+    insert(std::move(original));
+  }
+
   // Return a circuit: draw a level, then one of its circuits uniformly.
   const Kept& draw(Random& random) const {
     if (draw_ == kOriginal) return *levels_.rbegin()->second.front();

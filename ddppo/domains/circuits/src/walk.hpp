@@ -2,6 +2,7 @@
 // walk.py calls it; task/env.py has the same episodes, step by step for a trainer.
 #pragma once
 #include <ctime>
+#include <limits>
 
 #include "starts.hpp"
 
@@ -9,6 +10,7 @@
 struct WalkSettings {
   double costs[5];  // of each kind of gate, and what an rz costs more that is no multiple of pi/2
   double slack, most_bytes, prior;    // prior: a rule that adds n gates has weight e^(-prior n)
+  double patience;                    // see Walk::is_stuck; 0: never begin anew
   int64_t least_steps, most_steps, level_size, draw, room, seed;
 };
 
@@ -29,7 +31,7 @@ struct Counts {
 // What a walk found, for Python.
 struct WalkFacts {
   int64_t num_steps, num_rewrites, num_episodes, num_circuits, num_levels, num_rejected,
-      best_gates, best_length;
+      num_restarts, best_gates, best_length;
   double best_cost, nbytes;
 };
 
@@ -56,7 +58,7 @@ inline double seconds_now() {
 // Policy has a type Entry, a match with its weight, and
 //   begin(live): an episode starts;    make(live, slot, first rule, last rule + 1, found, entries): append entries;
 //   chosen(entry, found, matches, random): a draw;    happened(change, saved, is_end): the rewrite is done;
-//   weigh(matches): weights change with time;    finish(): an episode ends before a draw
+//   weigh(matches): weights change with time;    finish(): an episode ends before a draw;    begin_anew(): the walk does
 template <class Policy>
 class Walk : public AnyWalk {
  public:
@@ -86,7 +88,7 @@ class Walk : public AnyWalk {
 
   WalkFacts facts() const override {
     return {num_steps_, num_rewrites_, num_episodes_, int64_t(starts_->num_circuits()), int64_t(starts_->num_levels()),
-            num_rejected_, int64_t(best_.size()), lineage_.length(best_step_), best_cost_,
+            num_rejected_, num_restarts_, int64_t(best_.size()), lineage_.length(best_step_), best_cost_,
             starts_->nbytes()};
   }
   const Gates& best() const override { return best_; }
@@ -104,6 +106,7 @@ class Walk : public AnyWalk {
     Live other(rules_, live_.num_qubits, int32_t(settings_.room) + kMostGates);
     other.load(gates);
     set_best(gates, cost, step);
+    found_ = cost, found_at_ = num_steps_;
     starts_->receive(other.key(), std::move(gates), cost, step);
     lineage_.release(step);
     return true;
@@ -121,9 +124,11 @@ class Walk : public AnyWalk {
  private:
   using Entry = typename Policy::Entry;
   static constexpr int kTries = 100;
+  static constexpr double kLeastPatience = 5000, kNone = std::numeric_limits<double>::infinity();
 
   // Start an episode from a circuit found before.
   void begin() {
+    if (is_stuck()) begin_anew();
     const Starts::Kept& start = starts_->draw(random_);
     lineage_.hold(start.step), lineage_.release(step_), step_ = start.step;
     cost_ = least_ = start.cost;
@@ -133,6 +138,21 @@ class Walk : public AnyWalk {
     live_.load(start.gates);
     policy_.begin(live_);
     matches_.fill(live_, maker());
+  }
+
+  // Return whether nothing better was found for `patience` times the steps that led to the last improvement of this
+  // attempt.
+  bool is_stuck() const {
+    const double led = double(found_at_ - began_at_), since = double(num_steps_ - found_at_);
+    return settings_.patience > 0 && since > std::max(kLeastPatience, settings_.patience * led);
+  }
+
+  // Drop all starts but the original. The best circuit stays.
+  void begin_anew() {
+    starts_->clear();
+    policy_.begin_anew();
+    began_at_ = found_at_ = num_steps_, found_ = kNone;
+    num_restarts_++;
   }
 
   auto maker() {
@@ -196,6 +216,7 @@ class Walk : public AnyWalk {
     // 3. What came of it.
     least_ = std::min(least_, cost_);
     const bool is_end = cost_ > least_ + settings_.slack || num_steps_here_ >= cap_.cap();
+    if (cost_ < found_) found_ = cost_, found_at_ = num_steps_;
     if (cost_ < best_cost_) set_best(live_.all(), cost_, step_);
     policy_.happened(change_, before - cost_, is_end);
     if (is_end) return finish();
@@ -229,6 +250,9 @@ class Walk : public AnyWalk {
   int num_steps_here_ = 0;
   int32_t step_ = Lineage::kOriginal;
   Live::Change change_;
+  // Since the walk began anew: the least cost, and the steps when it began and when that was found.
+  double found_ = kNone;
+  int64_t began_at_ = 0, found_at_ = 0, num_restarts_ = 0;
   // The best circuit.
   Gates best_, now_;
   double best_cost_ = 0;
@@ -254,6 +278,7 @@ class AtRandom {
   void chosen(const Entry&, const Found&, const Matches<Entry>&, Random&) {}
   void happened(const Live::Change&, double, bool) {}
   void finish() {}
+  void begin_anew() {}
   void weigh(Matches<Entry>&) {}
   std::vector<double>* table() { return nullptr; }
 
