@@ -34,8 +34,13 @@ CIRCUITS = (
     "tof_3", "barenco_tof_3", "mod5_4", "tof_5", "mod_mult_55", "vbe_adder_3", "barenco_tof_5", "csla_mux_3",
     "rc_adder_6", "gf2^4_mult", "qft_8", "tof_10", "gf2^5_mult", "gf2^6_mult", "gf2^7_mult", "gf2^8_mult",
 )  # fmt: skip
-# name: (learns, number of walks)
-WAYS = {"random": (False, 1), "learned": (True, 1), "learned_2": (True, 2)}
+# name: (learns, patience, number of walks)
+WAYS = {
+    "random": (False, 0.0, 1),
+    "learned": (True, PATIENCE, 1),
+    "never_anew": (True, 0.0, 1),
+    "learned_2": (True, PATIENCE, 2),
+}
 GOAL_S = 30.0  # seconds of CPU
 _STEPS = 200  # between two looks at the clock
 _ROUND_STEPS = 5000  # of several walks before they exchange their best circuits, as in `optimise`
@@ -49,10 +54,10 @@ def run(way: str, circuit: str, seed: int, seconds: float) -> None:
     path = RUNS / f"{seconds:g}_s" / way / f"{circuit}_{seed}.json"
     if path.exists():
         return
-    learns, number = WAYS[way]
+    learns, patience, number = WAYS[way]
     env = {**AT_RANDOM, "circuit": circuit, "start": "merge"}
     # The walks of `optimise`, whose seeds are derived from these.
-    how = {"patience": PATIENCE, "learning": LearningRule()} if learns else {}
+    how = {"patience": patience, "learning": LearningRule() if learns else None}
     walks = [FastWalk(env, seed + 1000 * k, prior=BIAS, **how) for k in range(number)]
     trace, least, messages = [], float("inf"), []
     began = time.process_time()  # the rules have been read, which takes as long for every way
@@ -162,9 +167,10 @@ def table(done: dict[tuple[str, str], list[dict[str, Any]]], marks: Sequence[flo
     others, published = (
         list(csv.DictReader((HERE / name).open())) for name in ("others.csv", "published.csv")
     )
+    shown = ("random", "learned", "never_anew")
     titles = ["gates", "original", "`merge`", "qiskit", "pyzx", "Nam et al.", "Quartz"]
-    titles += [f"{way}, {mark:g} s" for way in ("random", "learned") for mark in marks]
-    titles += ["at 30 s: random", "learned", f"s to random's at {GOAL_S:g} s: random", "learned"]
+    titles += [f"{way}, {', '.join(f'{mark:g}' for mark in marks)} s" for way in shown]
+    titles += [f"s to random's at {GOAL_S:g} s: random", "learned"]
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for circuit in CIRCUITS:
         if ("random", circuit) not in done and ("learned", circuit) not in done:
@@ -174,20 +180,15 @@ def table(done: dict[tuple[str, str], list[dict[str, Any]]], marks: Sequence[flo
         for rows, name in ((others, "qiskit"), (others, "pyzx"), (published, "Nam"), (published, "Quartz")):
             found = [int(r["gates"]) for r in rows if r["circuit"] == circuit and name in r["optimiser"]]
             cells.append(str(min(found)) if found else "")
+        for way in shown:
+            costs = [median_at(done.get((way, circuit), []), mark) for mark in marks]
+            cells.append(", ".join(f"{cost:g}" for cost in costs if cost is not None))
         both = [done.get((way, circuit), []) for way in ("random", "learned")]
-        cells += [in_short(median_at(runs, mark)) for runs in both for mark in marks]
-        cells += [
-            ", ".join(in_short(x) for each in runs if (x := at(each, GOAL_S)) is not None) for runs in both
-        ]
         # When the median of each way is at random's median after GOAL_S.
         goal = median_at(both[0], GOAL_S)
-        when = ["" if goal is None else when_median_is(runs, goal) for runs in both]
+        when = [when_median_is(runs, goal) if runs and goal is not None else "" for runs in both]
         lines.append(f"| {circuit} | {' | '.join([*cells, *when])} |")
     return lines
-
-
-def in_short(cost: float | None) -> str:
-    return "" if cost is None else f"{cost:g}"
 
 
 def when_median_is(runs: list[dict[str, Any]], goal: float) -> str:

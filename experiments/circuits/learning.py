@@ -21,8 +21,8 @@ from ddppo.domains.circuits.walk import FastWalk, LearningRule
 
 FOLDER = "outputs/circuits/tuning"
 TRIED = Path(__file__).resolve().parent / "learning" / "tried.csv"
-CIRCUITS = ("gf2_3_mult", "poly_4", "barenco_tof_6", "net_12", "net_16")
-MARKS = (1, 4, 16, 60)  # seconds of CPU
+CIRCUITS = ("gf2_3_mult", "net_8", "poly_4", "net_12", "net_16")
+MARKS = (1, 4, 8, 16)  # seconds of CPU
 _STEPS = 200  # between two looks at the clock
 _GENTLE = (1, 3, 3, 3, 3, 2, 4, 3, 2, 0, 1, 3, 2, 1, 0)
 # How each way differs from the walks of `optimise` that learn: `patience`, and settings of LearningRule.
@@ -77,15 +77,16 @@ def run(circuits: list[str], ways: list[str], seeds: list[int], seconds: float) 
 
 
 def write() -> None:
-    """Print the means over seeds after each mark, for each way and circuit."""
+    """Print the means over seeds after each mark, and in brackets the number of seeds, for each way and circuit."""
     rows = read()
+    circuits = [each for each in CIRCUITS if any(row["circuit"] == each for row in rows)]
     print(
-        f"| gates after {', '.join(map(str, MARKS))} s | {' | '.join(CIRCUITS)} |\n|{'---|' * (1 + len(CIRCUITS))}"
+        f"| gates after {', '.join(map(str, MARKS))} s | {' | '.join(circuits)} |\n|{'---|' * (1 + len(circuits))}"
     )
-    for way in WAYS:
+    for way in (each for each in WAYS if any(row["way"] == each for row in rows)):
         cells = []
-        for circuit in CIRCUITS:
-            of_both = [row for row in rows if row["circuit"] == circuit and row["way"] == way]
+        for circuit in circuits:
+            of_both = [row for row in rows if (row["circuit"], row["way"]) == (circuit, way)]
             seen = [[float(x) for row in of_both if (x := row[f"gates_{mark}_s"])] for mark in MARKS]
             cells.append(", ".join(f"{mean(each):.1f}".removesuffix(".0") for each in seen if each))
             cells[-1] += f" ({len(of_both)})" if of_both else ""
