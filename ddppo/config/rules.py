@@ -379,8 +379,7 @@ def check_workers(config: Config, shape: BatchShape) -> None:
             f"env.num_workers={num_workers} has no effect with distributed={config.dist.topology}, which steps "
             f"environments by env.backend={topology.env_backend}: leave the number out"
         )
-    has_threads = config.env.is_ale or config.env.is_envpool
-    if (topology.env_backend or config.env.backend) != "pool" and not has_threads:
+    if (topology.env_backend or config.env.backend) != "pool" and not config.env.has_threads:
         raise ConfigError(
             f"env.num_workers={num_workers} has no effect with env.backend={config.env.backend}: set "
             "env.backend=pool, or leave the number out"

@@ -6,6 +6,7 @@ in ddppo/distributed/topologies/settings.py. The meanings are the text of --help
 
 import functools
 import os
+import re
 from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Any, ClassVar
 
@@ -27,6 +28,9 @@ from ddppo.scaling import BatchShape
 from ddppo.spaces import EnvSpec
 
 CALLER = "DDPPO_CALLER"  # environment variable: the socket of a program that called train(callbacks=...)
+_ROBOT = re.compile(
+    "(Ant|HalfCheetah|Hopper|Humanoid|HumanoidStandup|Inverted(Double)?Pendulum|Pusher|Reacher|Swimmer|Walker2d)-v5"
+)
 
 
 @dataclass(slots=True)
@@ -184,11 +188,11 @@ class EnvConfig:
         low=0,
         high=60_000,
     )
-    # backend=pool, and batches of ale-py and EnvPool.
+    # backend=pool, and batches of ale-py, EnvPool and MuJoCo's robots.
     num_workers: int | None = setting(
         None,
         "backend=pool: processes of a rank. null: the rank's cores, or more if environments wait instead "
-        "of compute. For ALE/... and envpool/...: threads of a rank; null is its cores",
+        "of compute. For ALE/..., envpool/... and MuJoCo's robots in C++: threads of a rank; null is its cores",
         low=1,
     )
     # Episodes.
@@ -237,6 +241,12 @@ class EnvConfig:
     def is_envpool(self) -> bool:
         """Whether EnvPool steps this task: an id envpool/..., unless env.backend is another one."""
         return self.id.startswith("envpool/") and self.backend in ("auto", "gym_vector")
+
+    @property
+    def has_threads(self) -> bool:
+        """Whether env.num_workers counts threads of a rank: of ale-py, of EnvPool, or of MuJoCo's robots in C++."""
+        is_robot = _ROBOT.fullmatch(self.id) is not None and self.backend in ("auto", "batched")
+        return is_robot or self.is_ale or self.is_envpool
 
 
 @dataclass(slots=True)

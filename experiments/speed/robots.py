@@ -108,6 +108,7 @@ def of_training(backend: str) -> float:
             command = [
                 *("taskset", "-c", str(min(os.sched_getaffinity(0)))),
                 *(sys.executable, "-m", "ddppo.train", "experiment=bench/w4", f"env.backend={backend}"),
+                *(["env.num_workers=null"] if backend == "sync" else []),
                 *(f"ppo.total_steps={steps}", f"hydra.run.dir={folder}/run"),
             ]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -79,7 +79,7 @@ def assert_equal_steps(found, expected):
 
 def test_threads_change_no_number():
     env = robot("Hopper", limit=30)
-    whole = make_vec_env(dataclasses.replace(env, backend="batched"), range(7), rank=0, cores=3)
+    whole = batch(dataclasses.replace(env, num_workers=3), num_envs=7)
     alone = batch(env, num_envs=7)
     assert whole.reset(range(7))[0].tobytes() == alone.reset(range(7))[0].tobytes()
     for action in drawn_actions(whole.spec, 200, 7):

@@ -330,11 +330,16 @@ def why_not_batched(env: EnvConfig) -> str | None:
 def make_batched(
     env: EnvConfig, spec: EnvSpec, names: EnvNames, timeout_s: float, cores: int = 1
 ) -> BatchedEnvs:
-    """Make a batch that this process steps at once, robots by `cores` threads. timeout_s is unused: nothing waits."""
+    """Make a batch that this process steps at once. timeout_s is unused: nothing waits.
+
+    cores: the threads that step robots, unless env.num_workers says how many.
+    """
     registered = gym.registry[env.id.rpartition(":")[2]]
     if is_robot(env):
         limit = env.max_episode_steps or registered.max_episode_steps
-        robots: BatchedEnvs = imported(f"{_MUJOCO}:make_robots")(env, spec, names, limit, cores)
+        robots: BatchedEnvs = imported(f"{_MUJOCO}:make_robots")(
+            env, spec, names, limit, env.num_workers or cores
+        )
         return robots
     make = _dynamics(registered.entry_point)
     assert make is not None, registered
