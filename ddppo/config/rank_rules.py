@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ddppo.algorithms.known import algorithm_name, algorithm_setting
-from ddppo.config.settings import Config, DistSettings
+from ddppo.config.settings import Config, DistSettings, section, sections
 from ddppo.device import BACKENDS, accelerators, takes_accelerator
 from ddppo.distributed.topologies.contract import Layout, Sizes
 from ddppo.distributed.topologies.known import find
@@ -180,6 +180,9 @@ def why_fast(config: Config) -> str | None:
         return None
     if (objection := _objection(config)) is not None:
         return objection.partition(" with dist.reduction")[0]
+    for name, kind in sections().items():
+        if not kind.takes_shards and (sampler := section(config, name).name) is not None:
+            return f"{name}.name={sampler}"
     if config.compile not in ("auto", "on"):
         return f"compile={config.compile}"
     if model.name != "mlp":

@@ -481,6 +481,7 @@ class SamplerSettings:
     """Settings of a task sampler that a plugin brings, `<section>.<field>=`. Subclass it as a dataclass."""
 
     may_change: ClassVar[tuple[str, ...]] = ()  # the fields that a resumed run may change
+    takes_shards: ClassVar[bool] = True  # whether dist.reduction=ordered is possible, too
 
     def check_run(self, config: Config, shape: BatchShape) -> None:
         """Raise ConfigError if these settings contradict others. The task is not made yet."""

@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -163,6 +164,11 @@ class Recorder:
             resumed_at_wall_s=resumed_at_wall_s,
         )
 
+    def _abandon_tensorboard(self) -> None:
+        if self.tensorboard is not None:
+            with suppress(OSError):
+                self.tensorboard.abandon()
+
     def _open_tracker(self, name: str, *, resumed: bool) -> None:
         self.trackers[name] = open_tracker(name, self.config, self.run_dir, resumed=resumed)
 
@@ -174,6 +180,8 @@ class Recorder:
             call(*args, **kwargs)
         except (Exception, SystemExit) as e:  # rich raises SystemExit if its output pipe is closed
             self._switched_off.add(viewer)
+            if viewer == "TensorBoard":
+                self._abandon_tensorboard()
             warn(f"{viewer} failed and is switched off, the run goes on: {type(e).__name__}: {e}")
 
     # -- During training.

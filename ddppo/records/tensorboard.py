@@ -169,6 +169,10 @@ class TensorBoardWriter:
         for name, pixels in pictures.items():
             self._file.add(picture(TASK_PREFIX + name, pixels), env_steps)
 
+    def abandon(self) -> None:
+        """Close the file as it is, after a failure."""
+        self._file.close()
+
     def close(self, final_eval: Mapping[str, float] | None = None, *, completed: bool = True) -> None:
         """Write the scores of the final evaluation, end the HPARAMS session if the run completed, and close."""
         if final_eval is not None:

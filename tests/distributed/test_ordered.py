@@ -94,9 +94,7 @@ def test_by_default_they_are_too(tmp_path):
     }
     # The policy's scores are those of the last evaluation, whichever number of episodes are side by side.
     final = summary(folders[1])["eval"]["final"]["return_mean"]
-    said = door(
-        f"run={folders[2]}", "which=last", "episodes=11", module="ddppo.evaluate", run_dir=tmp_path
-    ).stdout
+    said = door(f"run={folders[2]}", "episodes=11", module="ddppo.evaluate", run_dir=tmp_path).stdout
     assert f"{final:.2f}" in said
 
 

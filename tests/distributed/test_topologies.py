@@ -26,7 +26,12 @@ def learned(tmp_path_factory):
         key = (topology, world_size, *arguments)
         if key not in done:
             folder = tmp_path_factory.mktemp("run") / "run"
-            how = [f"distributed={topology}", f"dist.world_size={world_size}", "dtype=float64"]
+            how = [
+                f"distributed={topology}",
+                f"dist.world_size={world_size}",
+                "dtype=float64",
+                "dist.reduction=fast",
+            ]
             result = door(*TINY, *SIZES, *how, *arguments, run_dir=folder)
             assert result.code == 0, result.stderr
             done[key] = folder

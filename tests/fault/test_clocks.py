@@ -14,7 +14,7 @@ LIMITED = (*SMALL, "ppo.total_steps=1000000000", "run.max_minutes=0.02")
 # Where a stamp is only shown or written down, or `watch` draws what it shows.
 STAMPS = {
     "ddppo/study/watch.py", "ddppo/study/runs/records.py",
-    "ddppo/records/trackers.py", "ddppo/launch/sweep_runs.py",
+    "ddppo/records/trackers.py", "ddppo/records/event_file.py", "ddppo/launch/sweep_runs.py",
 }  # fmt: skip
 
 

@@ -174,7 +174,7 @@ def test_nothing_to_report_is_one_clear_sentence(tmp_path, path, said):
 def test_a_report_folder_has_page_tables_and_plots(sweep):
     report = sweep / "report"
     names = sorted(path.name for path in report.iterdir())
-    assert names == ["per_run.csv", "plots", "report.html", "summary.csv", "summary.json"]
+    assert names == ["per_run.csv", "plots", "report.html", "summary.csv", "summary.json", "tensorboard"]
     plots = {path.name for path in (report / "plots").iterdir()}
     names = ("speedup", "efficiency", "breakdown", "learning_steps", "learning_wall")
     names += ("pace_1", "pace_2", "pace_4", "loss", "ranks", "ranks_at_largest")

@@ -282,6 +282,7 @@ def test_a_matmul_precision_that_a_cpu_lacks_is_refused(machine):
 def test_sharing_a_device_that_is_not_shared_is_refused(machine, kind, count, name, why):
     machine(kind, count)
     config = settings(world_size=2, name=name, share_device=True)
+    config.dist.reduction = "fast"
     if why is None:
         check_machine(config, 2)
     else:

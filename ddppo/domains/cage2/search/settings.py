@@ -42,6 +42,7 @@ METRICS = tuple(
 @dataclass(slots=True)
 class SearchSettings(SamplerSettings):
     may_change: ClassVar[tuple[str, ...]] = ("budget_episodes",)
+    takes_shards: ClassVar[bool] = False
 
     name: str | None = setting(
         None,
