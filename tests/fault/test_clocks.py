@@ -13,7 +13,7 @@ from tests.support import CHECKOUT, run, summary
 LIMITED = (*SMALL, "ppo.total_steps=1000000000", "run.max_minutes=0.02")
 # Where a stamp is only shown or written down, or `watch` draws what it shows.
 STAMPS = {
-    "ddppo/study/watch.py", "ddppo/study/runs/records.py",
+    "ddppo/study/watch.py", "ddppo/study/runs/records.py", "ddppo/study/page/files.py",
     "ddppo/records/trackers.py", "ddppo/records/event_file.py", "ddppo/launch/sweep_runs.py",
 }  # fmt: skip
 

@@ -777,7 +777,11 @@ def test_a_batch_of_its_own_hands_masks_over_by_a_method_or_in_its_observations(
 class AnyPolicy:
     """Stands for a loaded policy: takes the first action that a mask allows."""
 
-    trained = SimpleNamespace(state={}, config=SimpleNamespace(env=SimpleNamespace(id="returns")))
+    trained = SimpleNamespace(
+        state={},
+        spec=SimpleNamespace(journal=None, action=SimpleNamespace(kind="discrete")),
+        config=SimpleNamespace(env=SimpleNamespace(id="returns")),
+    )
 
     def __call__(self, obs, mask, deterministic):
         return int(np.flatnonzero(mask)[0]) if mask is not None else 0
