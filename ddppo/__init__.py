@@ -21,7 +21,7 @@ _FROM = {"load_policy": "ddppo.policies.acting"}
 _COMMANDS = ("evaluate", "train")  # modules here, functions of the same names in ddppo.api
 
 
-class _Command(ModuleType):
+class Command(ModuleType):
     """The module of a command. Called like a function, it is the function of that name in ddppo.api."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -37,9 +37,7 @@ if _is_train and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
 
 def __getattr__(name: str) -> Any:
     if name in _COMMANDS:
-        module = importlib.import_module(f"ddppo.{name}")
-        module.__class__ = _Command
-        return module
+        return importlib.import_module(f"ddppo.{name}")
     if name in _FROM:
         return getattr(importlib.import_module(_FROM[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

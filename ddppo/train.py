@@ -20,6 +20,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from ddppo import Command
 from ddppo.config import compose, variants
 from ddppo.errors import AFTER_TRAINING, ConfigError, Stopped, StorageError, TrainingError
 from ddppo.launch.arguments import composition_message, one_line, prepared_arguments
@@ -207,6 +208,8 @@ def _leave_others(exit_code: int) -> None:
         leave(exit_code)
     sys.exit(exit_code)
 
+
+sys.modules[__name__].__class__ = Command  # ddppo.train(...) is a call of ddppo.api
 
 if __name__ == "__main__":
     main()
