@@ -171,8 +171,8 @@ def is_ordered(config: Config) -> bool:
 def why_fast(config: Config) -> str | None:
     """Return why dist.reduction=auto adds up in no fixed order, as part of a sentence; None if it does.
 
-    It does where a C++ step is likely, whose rows do not depend on their neighbours. The answer follows from the
-    settings, and from whether this machine has an accelerator that device=auto takes.
+    Sums are ordered where the settings allow a step in C++, because it computes all shards in one pass. The answer
+    depends on the settings, and on whether this machine has an accelerator that device=auto takes.
     """
     dist = config.dist
     model: Any = config.model

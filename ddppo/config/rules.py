@@ -7,6 +7,7 @@ launch/checks.py.
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -197,14 +198,7 @@ def _check_stops(config: Config) -> None:
                 f"run.{key}={str(getattr(run, key)).lower()} is never compared without evaluations during training: "
                 "set eval.every_steps"
             )
-    for each in run.callbacks:
-        path = each.get("path") if isinstance(each, dict) else each
-        module, _, attribute = path.partition(":") if isinstance(path, str) else ("", "", "")
-        if not (module and attribute):
-            raise ConfigError(
-                f"run.callbacks=[{each}]: must be an import path like my_pkg.early:Early, or one with arguments, "
-                "{path: my_pkg.early:Early, patience: 3}"
-            )
+    _check_paths("run.callbacks", run.callbacks, "my_pkg.early:Early", "patience: 3")
 
 
 def check_memory(config: Config, shape: BatchShape) -> None:
@@ -326,17 +320,22 @@ def check_context(config: Config) -> None:
         )
 
 
-def _check_wrappers(config: Config) -> None:
-    """Check the form of env.wrappers, and that environments are made one by one, so that they can be wrapped."""
-    env = config.env
-    for each in env.wrappers:
+def _check_paths(key: str, given: Sequence[Any], example: str, argument: str) -> None:
+    """Check that each entry of a list is an import path, or one with arguments. Imports nothing."""
+    for each in given:
         path = each.get("path") if isinstance(each, dict) else each
         module, _, attribute = path.partition(":") if isinstance(path, str) else ("", "", "")
         if not (module and attribute):
             raise ConfigError(
-                f"env.wrappers=[{each}]: must be an import path like my_pkg.wrappers:Noisy, or one with arguments, "
-                "{path: my_pkg.wrappers:Noisy, scale: 0.1}"
+                f"{key}=[{each}]: must be an import path like {example}, or one with arguments, "
+                f"{{path: {example}, {argument}}}"
             )
+
+
+def _check_wrappers(config: Config) -> None:
+    """Check the form of env.wrappers, and that environments are made one by one, so that they can be wrapped."""
+    env = config.env
+    _check_paths("env.wrappers", env.wrappers, "my_pkg.wrappers:Noisy", "scale: 0.1")
     if env.wrappers and (env.backend not in ("auto", "sync", "pool") or env.is_ale or env.is_envpool):
         what = f"env.id={env.id}" if env.is_ale or env.is_envpool else f"env.backend={env.backend}"
         raise ConfigError(

@@ -302,7 +302,7 @@ class RunConfig:
     stop_at_target: bool = setting(
         False,
         "complete the run as soon as the mean return of an evaluation reaches target_return: the final evaluation "
-        "follows, whatever is left of total_steps",
+        "follows; the remaining steps are not trained",
     )
     patience: int | None = setting(
         None,

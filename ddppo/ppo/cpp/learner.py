@@ -274,7 +274,7 @@ class TermsInTorch:
     def _compute_part(
         self, part: int, outputs: list[torch.Tensor], slopes: list[torch.Tensor], terms: list[torch.Tensor]
     ) -> None:
-        """Compute the terms of a part, whose `outputs` C++ has written; write the gradient and the terms for C++."""
+        """Compute the loss terms of a part of a minibatch from the network's `outputs`; write `terms` and `slopes`."""
         if self._num_shards > 1:  # in memory of their own: some kernels give other bits at other addresses
             outputs = [x.detach().clone().requires_grad_() for x in outputs]
         params, values = outputs

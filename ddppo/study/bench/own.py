@@ -18,7 +18,7 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
 
 
 def undecided(samples: Samples) -> torch.Tensor:
-    """Return KL(uniform || pi) over n choices, in nats: -log n - mean log pi, for a task whose actions are Discrete."""
+    """Return KL(uniform || pi) in nats, -log n - mean log pi, for Discrete actions with n choices."""
     log_probs = samples.params.log_softmax(dim=-1)
     return -math.log(log_probs.shape[-1]) - log_probs.mean(dim=-1)
 
