@@ -19,8 +19,8 @@ from ddppo.launch import sweep_runs
 from ddppo.loop import env_states as environments
 from ddppo.loop import replay_state
 from ddppo.loop.evaluation import load_policy
-from ddppo.records import checkpoint, endings
-from ddppo.records.run_folder import RunFolder
+from ddppo.records import checkpoint
+from ddppo.records.run_folder import RunFolder, ending_holds, ending_of, how_to_go_on
 from ddppo.terminal import warn
 
 # Settings that a resumed run may change. Any other would make it a different run.
@@ -86,10 +86,10 @@ def resumed(cfg: DictConfig, run_dir: Path, overrides: Sequence[str]) -> Config:
     _check_checkpoint(before, config, run_dir)
     summary = RunFolder(run_dir).summary()
     is_repeated = bool(RunFolder(run_dir).failed_after_training)
-    ending = endings.completed_by(summary)
-    if endings.holds(config, ending) and not is_repeated:
+    ending = ending_of(summary)
+    if ending_holds(config, ending) and not is_repeated:
         raise ConfigError(
-            f"the run in {run_dir} is complete, for {ending['why']}: to go on, add {endings.how_to_go_on(ending)}"
+            f"the run in {run_dir} is complete, for {ending['why']}: to go on, add {how_to_go_on(ending)}"
         )
     if summary is not None and summary["env_steps"] >= config.training.total_steps and not is_repeated:
         total_steps = f"{config.training.section}.total_steps"
@@ -121,7 +121,7 @@ def begun_or_resumed(cfg: DictConfig, run_dir: Path) -> Config | None:
     summary = folder.summary()
     if summary is not None and summary["env_steps"] >= config.training.total_steps:
         return None
-    if endings.holds(config, endings.completed_by(summary)):
+    if ending_holds(config, ending_of(summary)):
         return None
     _check_checkpoint(before, config, run_dir)
     resume = str(run_dir) if folder.has_checkpoint else None

@@ -195,7 +195,7 @@ class TrainState:
     )
     ended: dict[str, Any] = field(
         default_factory=dict
-    )  # why it is complete early (records/endings.py); else {}
+    )  # why it is complete early (records/run_folder.py); else {}
 
 
 # -- Comparing ranks. Every rank holds a copy of the parameters, and all copies must be equal.

@@ -30,8 +30,9 @@ from ddppo.loop.build import TrainState
 from ddppo.loop.env_messages import NoMessages
 from ddppo.loop.env_states import Environments, size_of, what_is_large
 from ddppo.loop.evaluation import RunEvaluator
-from ddppo.records import checkpoint, endings
+from ddppo.records import checkpoint
 from ddppo.records.metrics import IterationReport
+from ddppo.records.run_folder import ending_holds
 from ddppo.terminal import warn
 
 _LARGE = 16e6  # bytes; a larger part of a checkpoint, larger than what was learned, is worth a warning
@@ -177,7 +178,7 @@ class Checkpointer:
         progress.iteration, progress.env_steps = state["iteration"], state["env_steps"]
         progress.wall_s, progress.compiled_from = state["wall_s"], state.get("compiled_from")
         ending = state.get("ended", {})
-        progress.ended = ending if endings.holds(context.config, ending) else {}
+        progress.ended = ending if ending_holds(context.config, ending) else {}
         if (report := state.get("unrecorded")) is not None:
             self.unrecorded = IterationReport(**{**report, "rank_metrics": tuple(report["rank_metrics"])})
             self._environments_at_end = state["environments"]

@@ -32,11 +32,12 @@ from ddppo.package import command
 from ddppo.plugins import imported
 from ddppo.ppo.rollout import EpisodeOutcome, OwnWriter, outcome_metrics
 from ddppo.processes.signals import StopRequest
-from ddppo.records import checkpoint, endings
+from ddppo.records import checkpoint
 from ddppo.records.metrics import USER_PREFIX, IterationReport
 from ddppo.records.profiling import NullProfiler
 from ddppo.records.recorder import NullRecorder, Recorder
 from ddppo.records.reporting import LocalIteration, LoopRequests, Reporter
+from ddppo.records.run_folder import ending_by_callback, ending_by_evaluation
 from ddppo.records.timing import IterationClock
 from ddppo.records.user_metrics import UserMetrics
 from ddppo.terminal import warn
@@ -122,12 +123,12 @@ class Loop:
             saver.writer.check()
             asked = self._call_back("on_iteration", report)
             if is_evaluated and any(name.startswith("eval/") for name in report.global_metrics):
-                progress.ended = endings.by_evaluation(
+                progress.ended = ending_by_evaluation(
                     config, self._evaluator.last_mean, self._evaluator.evals_without_best
                 )
                 asked = {**asked, **self._call_back("on_evaluation", report)}
             if "stop" in asked and not progress.ended:
-                progress.ended = endings.by_callback(asked["stop"])
+                progress.ended = ending_by_callback(asked["stop"])
             if progress.ended and not requests.stop:
                 return self._finish_early(report, stop)
             if requests.stop or requests.save or "save" in asked or progress.env_steps >= next_save:
@@ -135,7 +136,7 @@ class Loop:
                 next_save = _next_multiple(progress.env_steps, config.checkpoint.every_steps)
                 asked = self._call_back("on_checkpoint", report)
                 if "stop" in asked and not requests.stop:
-                    progress.ended = endings.by_callback(asked["stop"])
+                    progress.ended = ending_by_callback(asked["stop"])
                     return self._finish_early(report, stop)
             if requests.stop:
                 saver.writer.wait()

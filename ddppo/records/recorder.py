@@ -260,7 +260,7 @@ class Recorder:
             best: the scores of the best evaluation, {} if there is none.
             target: when target_return was reached (time_to_target_s, steps_to_target), {} if it was not.
             failed: steps after training that failed; a tracker that fails here is added to them.
-            ending: why the run ended before total_steps (records/endings.py), {} if it did not.
+            ending: why the run ended before total_steps (records/run_folder.py), {} if it did not.
         """
         self._view("the progress display", self.display.close)
         self._view("the task sampler's table", self._show_table)

@@ -8,7 +8,7 @@ import dataclasses
 import fcntl
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -21,7 +21,6 @@ from ddppo.config.stored import load_config, to_yaml
 from ddppo.errors import ConfigError, RankLost, RunFolderError
 from ddppo.files import keep_copy, move_aside, remove_leftovers, stored, write_text
 from ddppo.records import checkpoint
-from ddppo.records.endings import ENDINGS, completed_by, holds
 from ddppo.records.jsonl import drop_after
 from ddppo.terminal import warn
 
@@ -90,7 +89,7 @@ class RunFolder:
         except ConfigError:
             return None
         is_trained = found.get("env_steps", 0) >= config.training.total_steps
-        return found if is_trained or holds(config, completed_by(found)) else None
+        return found if is_trained or ending_holds(config, ending_of(found)) else None
 
     def _written_summary(self) -> dict[str, Any]:
         """Return what summary.json holds, of a complete run or not; {} if it cannot be read."""
@@ -285,3 +284,59 @@ def _take(file: IO[str], folder: Path) -> bool:
             f"{folder}: the file system has no locks ({e.strerror}): nothing keeps a second command out of it"
         )
     return True
+
+
+# -- Why a run is complete before total_steps: it reached its target, stopped improving, or a callback ended it.
+#
+# An ending is a dict of plain values, {"by": ..., "why": ...}, and {} while there is none. Checkpoints and summary.json
+# keep it, so that a resumed run does not train on. It holds as long as the settings that caused it: resume= with others
+# goes on.
+
+Ending = dict[str, Any]
+ENDINGS = ("target", "patience", "callback")  # by a rule of the run; max_minutes only interrupts it
+
+
+def ending_by_evaluation(config: Config, mean_return: float, evals_without_best: int) -> Ending:
+    """Return the ending that an evaluation causes; {} if it causes none. All ranks know the same numbers."""
+    run, target = config.run, config.target_return
+    if run.stop_at_target and target is not None and mean_return >= target:
+        why = f"the evaluation return {mean_return:.2f} has reached target_return={target:g}"
+        return {"by": "target", "target": target, "why": why}
+    if run.patience is not None and evals_without_best >= run.patience:
+        why = f"{evals_without_best} evaluations in a row brought no new best mean return (run.patience={run.patience})"
+        return {"by": "patience", "evals": evals_without_best, "why": why}
+    return {}
+
+
+def ending_by_callback(why: str) -> Ending:
+    return {"by": "callback", "why": f"a callback ended it{': ' + why if why else ''}"}
+
+
+def ending_holds(config: Config, ending: Ending) -> bool:
+    """Return whether the settings of a resumed run still ask for the ending of before."""
+    run = config.run
+    match ending.get("by"):
+        case "target":
+            target = config.target_return
+            return run.stop_at_target and target is not None and target <= ending["target"]
+        case "patience":
+            return run.patience is not None and run.patience <= ending["evals"]
+        case "callback":
+            return run.has_callbacks
+    return False
+
+
+def ending_of(summary: Mapping[str, Any] | None) -> Ending:
+    """Return the ending in the summary of a complete run; {} if it trained to total_steps, or is not complete."""
+    if summary is None or summary.get("status") != "completed":
+        return {}
+    return dict(summary.get("ended") or {})
+
+
+def how_to_go_on(ending: Ending) -> str:
+    """Return the settings with which resume= trains on."""
+    return {
+        "target": "run.stop_at_target=false, or a higher target_return",
+        "patience": "run.patience=null, or a larger one",
+        "callback": "run.callbacks=[]",
+    }[ending["by"]]

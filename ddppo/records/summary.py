@@ -128,7 +128,7 @@ class SummaryBuilder:
             best_eval: scores of the best evaluation, likewise.
             target: `return`, `reached`, `time_to_target_s` and `steps_to_target`, if target_return is set.
             failed: steps after training that failed: `step`, `why`, and the `command` that repeats it.
-            ending: `by` and `why`, if the run ended before total_steps by a rule of its own (records/endings.py).
+            ending: `by` and `why`, if the run ended before total_steps by a rule of its own (records/run_folder.py).
         """
         # A run shorter than its warm-up reports the warm-up, and says so, rather than nothing.
         all_warm = self._measured.count == 0

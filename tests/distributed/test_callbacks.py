@@ -13,9 +13,9 @@ from ddppo.errors import ConfigError, TrainingError
 from ddppo.launch import resuming
 from ddppo.loop.iteration import Loop
 from ddppo.loop.rank import train_rank
-from ddppo.records import checkpoint, endings
+from ddppo.records import checkpoint
 from ddppo.records.callbacks import CallbackServer, LiveRun, call_each, import_callbacks, made
-from ddppo.records.run_folder import RunFolder
+from ddppo.records.run_folder import RunFolder, ending_by_evaluation, ending_holds
 from tests.support import CHECKOUT, TINY, door, lines, summary
 
 HERE = "tests.distributed.test_callbacks"
@@ -291,19 +291,19 @@ def config(target=None, **run):
 
 def test_an_evaluation_ends_a_run_at_its_target_or_without_progress():
     at_target = config(10.0, stop_at_target=True)
-    assert endings.by_evaluation(at_target, 9.9, 7) == {}
-    reached = endings.by_evaluation(at_target, 10.0, 0)
+    assert ending_by_evaluation(at_target, 9.9, 7) == {}
+    reached = ending_by_evaluation(at_target, 10.0, 0)
     assert reached["by"] == "target"
-    assert endings.holds(at_target, reached)
-    assert not endings.holds(config(11.0, stop_at_target=True), reached)
-    assert not endings.holds(config(10.0), reached)
+    assert ending_holds(at_target, reached)
+    assert not ending_holds(config(11.0, stop_at_target=True), reached)
+    assert not ending_holds(config(10.0), reached)
     patient = config(patience=3)
-    assert endings.by_evaluation(patient, 0.0, 2) == {}
-    stuck = endings.by_evaluation(patient, 0.0, 3)
+    assert ending_by_evaluation(patient, 0.0, 2) == {}
+    stuck = ending_by_evaluation(patient, 0.0, 3)
     assert stuck["by"] == "patience"
-    assert endings.holds(patient, stuck)
-    assert not endings.holds(config(patience=4), stuck)
-    assert endings.by_evaluation(config(10.0), 99.0, 99) == {}
+    assert ending_holds(patient, stuck)
+    assert not ending_holds(config(patience=4), stuck)
+    assert ending_by_evaluation(config(10.0), 99.0, 99) == {}
 
 
 def test_a_run_completes_at_its_target_with_a_final_evaluation_and_the_evaluation_that_ended_it(tmp_path):

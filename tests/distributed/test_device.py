@@ -21,7 +21,14 @@ pytestmark = pytest.mark.skipif(native.why_not() is not None, reason=str(native.
 def test_it_learns_what_ddp_learns_to_the_bit(tmp_path):
     states = []
     for topology in ("ddp", "device"):
-        how = [*TINY, *SIZES, "env=pendulum", f"distributed={topology}", "dist.world_size=2"]
+        how = [
+            *TINY,
+            *SIZES,
+            "env=pendulum",
+            f"distributed={topology}",
+            "dist.world_size=2",
+            "dist.reduction=fast",
+        ]
         result = door(*how, "ppo.normalize_obs=true", run_dir=tmp_path / topology)
         assert result.code == 0, result.stderr
         derived = summary(tmp_path / topology)["derived"]
