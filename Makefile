@@ -3,7 +3,9 @@ PYTHON ?= python3
 PY := .venv/bin/python
 # Three processes, or as many as PROCESSES says, each a file at a time, the longest first (tests/conftest.py): many mostly wait.
 PROCESSES ?= 3
-PYTEST := $(PY) -m pytest -n $(PROCESSES) --no-loadscope-reorder
+# A test that takes ten minutes hangs: its process ends with what it was at, and another goes on. By a thread, for tests
+# look at signals.
+PYTEST := $(PY) -m pytest -n $(PROCESSES) --no-loadscope-reorder --timeout=600 --timeout-method=thread
 .DEFAULT_GOAL := help
 # Compiled modules are kept, as Python does unless it is told not to: every process of the tests would compile ddppo
 # anew (.4 s of a core), every process of pytest all tests (16 s).

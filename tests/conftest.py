@@ -1,7 +1,6 @@
 """What holds for all tests.
 
 DDPPO_TEST_ORDER=<seed> shuffles the files and the tests of each file, to show that none needs another before it.
-DDPPO_TEST_CASES=first leaves out all cases of a test but its first.
 """
 
 import atexit
@@ -49,7 +48,6 @@ LONGEST = (
     "tests/serve/test_served_kills.py",
     "tests/serve/test_openenv_package.py",
     "tests/domains/cloud/test_cloud_endpoint.py",
-    "tests/unit/test_core_alone.py",
     "tests/unit/test_bits.py",
     "tests/domains/circuits/test_circuits_at_any_width.py",
     "tests/distributed/test_cells.py",
@@ -80,12 +78,6 @@ def pytest_collection_modifyitems(items):
         quick = item.get_closest_marker("quick_cases")
         if quick is not None and item.callspec.id not in quick.args:
             item.add_marker("slow")
-
-    if os.environ.get("DDPPO_TEST_CASES") == "first":
-        # Of the cases that are not slow, if a test has some.
-        cases = sorted(items, key=lambda item: item.get_closest_marker("slow") is not None)
-        firsts = {item.nodeid.partition("[")[0]: item for item in reversed(cases)}
-        items[:] = [item for item in items if firsts[item.nodeid.partition("[")[0]] is item]
 
     if seed := os.environ.get("DDPPO_TEST_ORDER"):
         # A file's tests stay together: they share what the file sets up.

@@ -1,4 +1,4 @@
-"""The core stands by itself: without domains, studies, clusters and servers it trains and passes its tests."""
+"""The core stands by itself: without domains, studies, clusters and servers it trains."""
 
 import json
 import os
@@ -10,29 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.support import CHECKOUT, PATIENCE_S, TINY, Finished, summary
+from tests.unit.test_layers import COMMANDS_OF_OUTSIDE
 
 WINGS = ("domains", "study", "cluster", "serve")  # folders of ddppo that the core does without
 TESTS_OF_WINGS = ("tests/domains/", "tests/study/", "tests/cluster/", "tests/serve/", "tests/slurm/")
-# Of the repository as a whole: its pages, its commands, its package, the settings of all variants, and this file.
-TESTS_OF_THE_WHOLE = (
-    "tests/package/", "tests/conf/test_variants.py", "tests/conf/test_wrong_command_lines.py",
-    "tests/unit/test_commands_in_docs.py", "tests/unit/test_core_alone.py", "tests/unit/test_kept_runs.py",
-    "tests/unit/test_layers.py", "tests/unit/test_site.py", "tests/unit/test_slowest.py", "tests/unit/test_metrics.py",
-    "tests/unit/test_design_page.py", "tests/unit/test_door_options.py",
-)  # fmt: skip
-QUICK = tuple(
-    f"tests/unit/test_{name}.py"
-    for name in (
-        "advantages",
-        "checkpoint",
-        "collector",
-        "distributions",
-        "learner",
-        "losses",
-        "models",
-        "observations",
-    )
-)
 MOST_MODULES = 160  # of ddppo, that a run of CartPole imports
 # Packages that only model=hf may import: they take seconds.
 OF_LANGUAGE_MODELS = ("transformers", "peft", "accelerate", "tokenizers", "huggingface_hub", "safetensors")
@@ -114,22 +95,17 @@ def test_a_run_of_cartpole_imports_few_modules_and_nothing_of_a_wing_but_its_dec
     assert len(imported) <= MOST_MODULES
 
 
-def assert_passing(core: Path, *arguments: str, **environ: str) -> None:
-    # Assertions as they stand: rewriting them took each process longer than some tests, 12 s of a core.
-    pytest_ = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--assert=plain", "-m", "not slow")
-    result = in_copy(core, *pytest_, *arguments, **environ)
-    assert result.code == 0, result.stdout[-6000:] + result.stderr[-2000:]
-
-
-def test_quick_tests_of_the_core_pass_without_the_wings(core):
-    assert_passing(core, *QUICK)
-
-
-@pytest.mark.slow
-def test_the_core_s_tests_that_are_not_slow_pass_without_the_wings(core):
-    # Those of several processes and of faults pass there too, but beside other tests they would meet time limits.
-    ignored = (*TESTS_OF_THE_WHOLE, "tests/distributed", "tests/fault", "tests/learning", "tests/mac")
-    folders = [f"tests/{name}" for name in ("unit", "property", "conf", "golden")]
-    # One case of each test reaches the modules that the others reach; all cases run in the whole repository.
-    left_out = [f"--ignore={core / name}" for name in ignored]
-    assert_passing(core, "-n", "2", *left_out, *folders, DDPPO_TEST_CASES="first")
+def test_every_module_of_the_core_is_imported_without_the_wings(core):
+    """With what test_layers.py says of imports in functions, the core calls nothing of them."""
+    commands = {f"ddppo/{name}.py" for name in COMMANDS_OF_OUTSIDE}
+    paths = [path.relative_to(core) for path in sorted((core / "ddppo").rglob("*.py"))]
+    modules = [
+        ".".join(path.with_suffix("").parts)
+        for path in paths
+        if str(path) not in commands and not {"templates", "_plugins", "__main__.py"} & set(path.parts)
+    ]
+    assert len(modules) > 150
+    result = in_copy(
+        core, "-c", "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)", *modules
+    )
+    assert result.code == 0, result.stderr
