@@ -62,19 +62,19 @@ def test_without_a_cluster_nothing_is_written(tmp_path):
 
 @pytest.mark.slow
 def test_a_sweep_of_1_to_32_ranks_passes_on_4_nodes_and_is_not_run_twice(folder):
-    arguments = ("dist.world_size=1,2,4,8,16,32", "hydra.launcher.one_at_a_time=true")
+    arguments = ("dist.world_size=1,8,32", "hydra.launcher.one_at_a_time=true")
     done = sweep(folder, *arguments)
     assert done.code == 0, done.stdout + done.stderr
-    assert "6 runs, 6 completed" in done.stdout
+    assert "3 runs, 3 completed" in done.stdout
     found = {s["world_size"]: s for s in (summary(folder / name) for name in book(folder))}
-    assert sorted(found) == [1, 2, 4, 8, 16, 32]
+    assert sorted(found) == [1, 8, 32]
     assert all(s["env_steps"] == 256 and s["status"] == "completed" for s in found.values())
-    assert {w: s["derived"]["num_nodes"] for w, s in found.items()} == {1: 1, 2: 1, 4: 1, 8: 1, 16: 2, 32: 4}
+    assert {w: s["derived"]["num_nodes"] for w, s in found.items()} == {1: 1, 8: 1, 32: 4}
     assert {s["derived"]["num_hosts"] for s in found.values()} == {1}  # in truth the nodes are one machine
     submitted = book(folder)
     again = sweep(folder, *arguments, SLURM_CONF="/nowhere/slurm.conf")  # it needs no cluster any more
     assert again.code == 0
-    assert "6 runs, 6 skipped" in again.stdout
+    assert "3 runs, 3 skipped" in again.stdout
     assert book(folder) == submitted
 
 
