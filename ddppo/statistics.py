@@ -30,6 +30,18 @@ def iqm(values: Sequence[float]) -> float:
     return float(np.mean(np.sort(np.asarray(values, dtype=np.float64))[cut : len(values) - cut]))
 
 
+def means_of(samples: np.ndarray) -> np.ndarray:
+    """Return the means over the last axis, for `bootstrap`."""
+    return samples.mean(axis=-1)
+
+
+def iqms(samples: np.ndarray) -> np.ndarray:
+    """Return `iqm` over the last axis, for `bootstrap`."""
+    # Drop the lowest and the highest quarter.
+    cut = samples.shape[-1] // 4
+    return np.sort(samples, axis=-1)[..., cut : samples.shape[-1] - cut].mean(axis=-1)
+
+
 def spread(values: Sequence[float] | np.ndarray) -> dict[str, float]:
     """Return mean, p50, p95 and max of `values`; percentiles interpolate linearly. NaN for no values."""
     if not len(values):

@@ -10,7 +10,7 @@ from ddppo.errors import StorageError
 from ddppo.loop.evaluation import Evaluator, Scores, evaluator_of
 from ddppo.policies.loading import Trained
 from ddppo.records.summary import evaluation_metrics
-from ddppo.statistics import LEAST_SEEDS, bootstrap, iqm
+from ddppo.statistics import LEAST_SEEDS, bootstrap, iqm, iqms, means_of
 from ddppo.terminal import warn
 
 _MAX_ENVS = 64  # side by side
@@ -46,8 +46,8 @@ def evaluated(
         **{k.removeprefix("eval/"): v for k, v in metrics.items() if k != "eval/t_eval"},
         "return_p25": float(low),
         "return_p75": float(high),
-        "return_mean_interval": bootstrap(_means, scores.returns),
-        "return_iqm_interval": bootstrap(_iqms, scores.returns),
+        "return_mean_interval": bootstrap(means_of, scores.returns),
+        "return_iqm_interval": bootstrap(iqms, scores.returns),
         "returns": scores.returns,
         "lengths": scores.lengths,
     }
@@ -73,9 +73,9 @@ def _over_runs(means: list[float]) -> dict[str, Any]:
     return {
         "runs": len(means),
         "return_mean": float(np.mean(means)),
-        "return_mean_interval": bootstrap(_means, means) if has_interval else (np.nan, np.nan),
+        "return_mean_interval": bootstrap(means_of, means) if has_interval else (np.nan, np.nan),
         "return_iqm": iqm(means),
-        "return_iqm_interval": bootstrap(_iqms, means) if has_interval else (np.nan, np.nan),
+        "return_iqm_interval": bootstrap(iqms, means) if has_interval else (np.nan, np.nan),
     }
 
 
@@ -103,14 +103,3 @@ def _joined(scores: Sequence[Scores]) -> Scores:
         tuple(x for each in scores for x in each.tiers),
         tuple(x for each in scores for x in each.infos),
     )
-
-
-def _means(samples: np.ndarray) -> np.ndarray:
-    return samples.mean(axis=-1)
-
-
-def _iqms(samples: np.ndarray) -> np.ndarray:
-    """Return `ddppo.statistics.iqm` over the last axis."""
-    # Drop the lowest and the highest quarter.
-    cut = samples.shape[-1] // 4
-    return np.sort(samples, axis=-1)[..., cut : samples.shape[-1] - cut].mean(axis=-1)

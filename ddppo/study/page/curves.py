@@ -104,7 +104,9 @@ def _curves(study: Study, against: str, *, once: bool) -> Chart:
         runs = [run for run in runs if steps or not run.others]  # seconds of several world sizes are mixed
         if not runs:
             continue
-        grid, scores = _on_one_grid(runs, against)
+        xs = [np.array([getattr(point, against) for point in curve(run)], dtype=float) for run in runs]
+        ys = [np.array([point.return_mean for point in curve(run)]) for run in runs]
+        grid, scores = on_one_grid(xs, ys)
         if len(runs) > 1 and (i == 0 or len(rows) <= _BANDS):
             chart.band(grid, scores.min(axis=0).tolist(), scores.max(axis=0).tolist(), colour)
             banded.append(row.world_size)
@@ -120,10 +122,10 @@ def _curves(study: Study, against: str, *, once: bool) -> Chart:
     return chart
 
 
-def _on_one_grid(runs: Sequence[Run], against: str, num_points: int = 120) -> tuple[list[float], np.ndarray]:
-    """Return a grid that the curves of all runs cover, and the last score at each of its points, `[runs, points]`."""
-    xs = [np.array([getattr(point, against) for point in curve(run)], dtype=float) for run in runs]
-    ys = [np.array([point.return_mean for point in curve(run)]) for run in runs]
+def on_one_grid(
+    xs: Sequence[np.ndarray], ys: Sequence[np.ndarray], num_points: int = 120
+) -> tuple[list[float], np.ndarray]:
+    """Return a grid that all curves cover, and the last value of each at each of its points, `[curves, points]`."""
     # From the last begin to the first end, or the whole range if the curves do not overlap.
     start, end = max(x[0] for x in xs), min(x[-1] for x in xs)
     if not end > start:
@@ -131,7 +133,7 @@ def _on_one_grid(runs: Sequence[Run], against: str, num_points: int = 120) -> tu
     inside = np.unique(np.concatenate(xs))
     inside = inside[(inside >= start) & (inside <= end)]
     grid = inside if len(inside) <= num_points else np.linspace(start, end, num_points)
-    # Scores are held from one point to the next: nothing is interpolated.
+    # Values are held from one point to the next: nothing is interpolated.
     held = [y[np.maximum(np.searchsorted(x, grid, side="right") - 1, 0)] for x, y in zip(xs, ys, strict=True)]
     return grid.tolist(), np.array(held)
 

@@ -1,19 +1,20 @@
 """`python -m ddppo.runs`: which runs are in a folder, and how do some of them differ?"""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from ddppo.config.fields import setting
 from ddppo.config.settings import SECTIONS, Config
 from ddppo.errors import ConfigError, RunFolderError, near
-from ddppo.files import jsonable
+from ddppo.files import jsonable, write_text
 from ddppo.study.runs.comparison import as_text, compared
+from ddppo.study.runs.groups import PICTURES, PlotOptions, as_csv, grouped
+from ddppo.study.runs.groups import table as groups_table
 from ddppo.study.runs.records import RunRow, read_records
 from ddppo.study.runs.table import RunFilter, TableOptions, as_json, columns, lines
-
-_PLOTS = (".svg", ".html")
 
 
 @dataclass(slots=True)
@@ -24,15 +25,17 @@ class CompareOptions:
         None, "the curve, e.g. train/entropy; evaluations if all have several, else rollout/return_mean"
     )
     plot: str | None = setting(
-        None, "a file for the curves: .svg, or .html with the tables and further curves"
+        None, "a file for the curves: .png, .svg, or .html with the tables and further curves"
     )
 
 
-def filters_of(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+def filters_of(
+    arguments: Sequence[str], options: type[Any] = TableOptions
+) -> tuple[dict[str, str], list[str]]:
     """Split a command line into settings that a listed run must have, and options of the command."""
     # A key is a setting if its section, or its name without one, is in the configuration.
     of_runs = {item.name for item in fields(Config)}
-    alone = of_runs - {item.name for item in fields(TableOptions)} - SECTIONS.keys()
+    alone = of_runs - {item.name for item in fields(options)} - SECTIONS.keys()
     filters, others = {}, []
     for argument in arguments:
         key, equals, value = argument.partition("=")
@@ -47,8 +50,8 @@ def filters_of(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 def compare(options: CompareOptions, width: int | None = None) -> str:
     """Compare runs, write the plot, and return the text to print. Raises ConfigError, StorageError."""
-    if options.plot is not None and Path(options.plot).suffix not in _PLOTS:
-        raise ConfigError(f"plot={options.plot}: a file that ends in {' or '.join(_PLOTS)}")
+    if options.plot is not None and Path(options.plot).suffix not in PICTURES:
+        raise ConfigError(f"plot={options.plot}: a file that ends in .png, .svg or .html")
     found = compared([options.run, *options.others] if options.run else options.others, options.metric)
     text = as_text(found, width)
     if options.plot is not None:
@@ -57,6 +60,28 @@ def compare(options: CompareOptions, width: int | None = None) -> str:
         write(found, Path(options.plot))
         text += f"\n\nplot: {options.plot}"
     return text
+
+
+def plot(options: PlotOptions, filters: Mapping[str, str]) -> str:
+    """Write the picture and the CSV, and return the table. Raises ConfigError, RunFolderError, StorageError."""
+    file = Path(options.file)
+    if file.suffix not in PICTURES:
+        raise ConfigError(f"file={options.file}: a file that ends in .png, .svg or .html")
+    if not file.parent.is_dir():
+        raise ConfigError(f"file={options.file}: there is no folder {file.parent}")
+    found = grouped(options, filters)
+    from ddppo.study.runs.plot import write_groups  # imports Jinja, which takes time
+
+    write_groups(found, file)
+    write_text(file.with_suffix(".csv"), as_csv(found))
+    rows = groups_table(found)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
+        for row in rows
+    ]
+    lines = [line.rstrip() for line in lines]
+    return "\n".join([*lines, "", *found.notes, f"{file} and {file.with_suffix('.csv')} are written"])
 
 
 def listed(options: TableOptions, filters: dict[str, str], width: int | None = None) -> str:

@@ -1,14 +1,16 @@
-"""How do the curves of compared runs look? An SVG, or an HTML page with the tables: one file without scripts."""
+"""How do the curves of compared runs, or of groups, look? A PNG, an SVG, or an HTML page with the tables: one file."""
 
+import math
 from pathlib import Path
 
 import numpy as np
 
-from ddppo.files import write_text
+from ddppo.files import replacing, write_text
 from ddppo.study.page.chart import Axis, Chart, stylesheet
 from ddppo.study.page.html import TEMPLATES
 from ddppo.study.page.tables import Shown
 from ddppo.study.runs.comparison import Comparison
+from ddppo.study.runs.groups import Grouped, table
 from ddppo.study.runs.records import NOTHING
 
 _COLOURS = ("blue", "orange", "green", "red", "purple", "sky", "grey", "ink")  # of each run
@@ -26,9 +28,9 @@ _MAX_POINTS = 400  # of a line; more cannot be seen
 
 
 def write(found: Comparison, path: Path) -> None:
-    """Write the compared curve as SVG, or all charts and tables as a page. Raises StorageError."""
-    if path.suffix == ".svg":
-        write_text(path, chart(found, found.metric, "env_steps").svg(standalone=True))
+    """Write the compared curve as a picture, or all charts and tables as a page. Raises StorageError, ConfigError."""
+    if path.suffix != ".html":
+        _write_picture(chart(found, found.metric, "env_steps"), path)
         return
     # The compared curve over steps and time, then further metrics over steps.
     names = [name for name in _FURTHER if name != found.metric]
@@ -47,6 +49,63 @@ def write(found: Comparison, path: Path) -> None:
     write_text(path, text)
 
 
+def write_groups(found: Grouped, path: Path) -> None:
+    """Write the curves of groups as a picture or, with their table, as a page. Raises StorageError, ConfigError."""
+    drawn = groups_chart(found)
+    if path.suffix != ".html":
+        _write_picture(drawn, path)
+        return
+    head, *rows = table(found)
+    text = TEMPLATES.get_template("runs.html.j2").render(
+        title=drawn.title,
+        runs=[(group.label, ", ".join(member.name for member in group.members)) for group in found.groups],
+        charts_drawn=[drawn],
+        tables=[(found.metric, Shown(head, rows), found.notes)],
+        style=stylesheet("chart.css") + stylesheet("style.css"),
+    )
+    write_text(path, text)
+
+
+def groups_chart(found: Grouped) -> Chart:
+    """Return the chart with a line and a band for each group; without a band, its runs are thin lines."""
+    options, name = found.options, {"mean": "mean", "iqm": "interquartile mean"}[found.options.statistic]
+    steps = options.x == "steps"
+    drawn = Chart(
+        "groups",
+        found.metric + (f" by {options.group.replace(',', ', ')}" if found.keys else ""),
+        Axis("environment steps" if steps else "hours of training", shows=(0.0,)),
+        Axis(found.metric),
+        f"Lines: {name} over runs. Bands: 95 % percentile-bootstrap intervals over runs; nothing is interpolated.",
+    )
+    for group, colour in zip(found.groups, _COLOURS, strict=False):
+        if math.isnan(group.low[-1]) and len(group.members) > 1:
+            for member in group.members:
+                curve = member.curve
+                kept = _few(len(curve))
+                xs = curve.env_steps[kept] if steps else curve.wall_s[kept] / 3600
+                drawn.line(xs.tolist(), curve.values[kept].tolist(), colour, thin=True, text=member.name)
+        drawn.band(group.grid, group.low, group.high, colour)
+    for group, colour in zip(found.groups, _COLOURS, strict=False):
+        drawn.line(group.grid, group.middle, colour, f"{group.label} ({len(group.members)})")
+    return drawn
+
+
+def _write_picture(drawn: Chart, path: Path) -> None:
+    if path.suffix == ".svg":
+        write_text(path, drawn.svg(standalone=True))
+        return
+    from ddppo.study.page.png import png  # imports Pillow
+
+    picture = png(drawn)
+    with replacing(path, "wb") as file:
+        file.write(picture)
+
+
+def _few(points: int) -> np.ndarray:
+    """Return the places of at most _MAX_POINTS points."""
+    return np.unique(np.linspace(0, points - 1, min(points, _MAX_POINTS)).round().astype(int))
+
+
 def chart(found: Comparison, metric: str, against: str) -> Chart:
     """Return the chart of a metric over "env_steps" or "wall_s", with a line for every run that has it."""
     steps = against == "env_steps"
@@ -61,7 +120,7 @@ def chart(found: Comparison, metric: str, against: str) -> Chart:
         if not len(curve):
             continue
         # Thin long curves; short ones get dots too.
-        kept = np.unique(np.linspace(0, len(curve) - 1, min(len(curve), _MAX_POINTS)).round().astype(int))
+        kept = _few(len(curve))
         xs, ys = getattr(curve, against)[kept].tolist(), curve.values[kept].tolist()
         drawn.line(xs, ys, colour, run.letter)
         if len(xs) < 30:

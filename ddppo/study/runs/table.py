@@ -2,7 +2,7 @@
 
 import fnmatch
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -109,7 +109,7 @@ class RunFilter:
             and options.topology in (None, record.topology)
             and options.seed in (None, record.seed)
             and (since is None or (record.when is not None and record.when >= since))
-            and all(_is_set(record, name, value) for name, value in self.settings.items())
+            and has_settings(record, self.settings)
         ]
         key, largest_first = _ORDERS[options.sort]
         # Sort the known values; reversing the order leaves unknown ones at the end.
@@ -122,6 +122,11 @@ class RunFilter:
 def _is_like(task: str, wanted: str) -> bool:
     task, wanted = task.lower(), wanted.lower()
     return fnmatch.fnmatchcase(task, wanted) if any(c in wanted for c in "*?[") else wanted in task
+
+
+def has_settings(record: RunRow, wanted: Mapping[str, str]) -> bool:
+    """Return whether a run has all these values of settings, which are as typed."""
+    return all(_is_set(record, name, value) for name, value in wanted.items())
 
 
 def _is_set(record: RunRow, name: str, value: str) -> bool:
