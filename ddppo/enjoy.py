@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from omegaconf import MISSING
 
 from ddppo.config.fields import setting
+from ddppo.config.settings import eval_seed
 from ddppo.errors import ConfigError
 from ddppo.options import door, parse
 
@@ -73,7 +74,7 @@ def enjoy(options: EnjoyConfig) -> None:
     seed = options.seed
     found = trained(options.run, options.checkpoint, other_spaces=options.other_spaces)
     if seed is None:
-        seed = found.config.seed
+        seed = eval_seed(found.config)
     if (told := evaluator_of(found.spec).conversations) is not None:
         for option, value in ((asked, out), (f"fps={options.fps}", options.fps)):
             if value is not None:

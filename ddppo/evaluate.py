@@ -17,6 +17,7 @@ from omegaconf import MISSING
 
 from ddppo import Command, device
 from ddppo.config.fields import setting
+from ddppo.config.settings import eval_seed
 from ddppo.errors import AfterTrainingError, ConfigError, StorageError, TrainingError, in_one_line
 from ddppo.files import jsonable, stored, write_json
 from ddppo.options import door, parse
@@ -119,7 +120,7 @@ def _evaluated(options: EvaluateConfig) -> _Report:
     failed: list[str] = []
     is_interrupted = False
     for each in found:
-        seeds = options.seeds or [each.config.seed if options.seed is None else options.seed]
+        seeds = options.seeds or [eval_seed(each.config) if options.seed is None else options.seed]
         try:
             results.append(evaluated(each, options.episodes, seeds, options.deterministic))
         except TrainingError as e:

@@ -8,7 +8,7 @@ launch/checks.py.
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from ddppo.algorithms.known import algorithm_setting
@@ -23,7 +23,7 @@ from ddppo.config.rank_rules import (
     layout,
 )
 from ddppo.config.replay_settings import ReplaySettings
-from ddppo.config.settings import Config, section, sections
+from ddppo.config.settings import Config, eval_env, section, sections
 from ddppo.config.variants import RENAMED_BACKENDS, SECTIONS_WITH_VARIANTS, algorithm_at
 from ddppo.device import BACKENDS
 from ddppo.distributed.topologies.known import find
@@ -69,6 +69,7 @@ def validate(config: Config) -> BatchShape:
     check_slow_ranks(config)
     check_context(config)
     _check_wrappers(config)
+    _check_eval_env(config)
     _check_sizes(config, shape)
     _check_target(config)
     return shape
@@ -342,6 +343,39 @@ def _check_wrappers(config: Config) -> None:
             f"env.wrappers with {what}, which makes environments in a batch or elsewhere: use env.backend=sync or "
             "pool, or register a task that is wrapped already"
         )
+
+
+_OF_EVAL_ENV: dict[str, tuple[type, str]] = {
+    "id": (str, "a Gymnasium id"),
+    "kwargs": (dict, "keyword arguments, {gravity: -8}"),
+    "max_episode_steps": (int, "a whole number of at least 1"),
+    "wrappers": (list, "a list of import paths"),
+}
+
+
+def _check_eval_env(config: Config) -> None:
+    """Check eval.env: its names, their types, and that evaluations make environments of their own."""
+    env, given = config.env, config.eval.env
+    if not given:
+        return
+    for name, value in given.items():
+        if name not in _OF_EVAL_ENV:
+            raise ConfigError(
+                f"eval.env.{name}={value}: evaluations may differ in {', '.join(_OF_EVAL_ENV)}"
+                f"{near(name, list(_OF_EVAL_ENV))}; a keyword of the task is eval.env.kwargs.{name}={value}"
+            )
+        kind, what = _OF_EVAL_ENV[name]
+        if type(value) is not kind or (isinstance(value, int) and value < 1):
+            raise ConfigError(f"eval.env.{name}={value}: must be {what}")
+    if env.urls or env.backend not in ("auto", "sync", "pool", "batched", "gym_vector"):
+        what = f"env.backend={env.backend}" if not env.urls else f"env.urls=[{','.join(env.urls)}]"
+        raise ConfigError(
+            f"eval.env={given} with {what}: evaluations have the environments that it makes; leave eval.env out, or "
+            "use env.backend=sync, pool or batched"
+        )
+    _check_wrappers(
+        replace(config, env=replace(eval_env(config), backend="sync"))
+    )  # evaluations step one by one
 
 
 def check_slow_ranks(config: Config) -> None:

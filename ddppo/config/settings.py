@@ -7,7 +7,7 @@ in ddppo/distributed/topologies/settings.py. The meanings are the text of --help
 import functools
 import os
 import re
-from dataclasses import dataclass, field, fields, make_dataclass
+from dataclasses import dataclass, field, fields, make_dataclass, replace
 from typing import Any, ClassVar
 
 from omegaconf import MISSING
@@ -261,6 +261,14 @@ class EvalConfig:
         low=1,
     )
     final_episodes: int = setting(100, "episodes of the evaluation at the end; 0 is none", low=0)
+    env: dict[str, Any] = setting(
+        meaning="settings of env for evaluations alone: eval.env.kwargs.<keyword> is added to env.kwargs; "
+        "eval.env.max_episode_steps, wrappers and id replace those of env (docs/environments.md)",
+        factory=dict,
+    )
+    seed: int | None = setting(
+        None, "seed of the episodes of evaluations; null: the run's seed", low=0, high=2**63 - 1
+    )
     on_error: str = setting(
         "warn",
         "an evaluation during training that fails, e.g. because the task raises: warn (training continues without "
@@ -501,6 +509,17 @@ def sections() -> dict[str, type[SamplerSettings]]:
     for name in found.keys() & {item.name for item in fields(Config)}:
         raise ConfigError(f"a plugin brings a section of settings {name}, which ddppo has: rename it")
     return found
+
+
+def eval_env(config: Config) -> EnvConfig:
+    """Return the settings of evaluations' environments: those of training, with eval.env in their place."""
+    kwargs = {**config.env.kwargs, **config.eval.env.get("kwargs", {})}
+    return replace(config.env, **{**config.eval.env, "kwargs": kwargs}) if config.eval.env else config.env
+
+
+def eval_seed(config: Config) -> int:
+    """Return the seed of the episodes of evaluations."""
+    return config.seed if config.eval.seed is None else config.eval.seed
 
 
 @functools.cache

@@ -246,6 +246,7 @@ def _check_names(settings: list[str], values: dict[str, str]) -> None:
         "env.simulator_options.",
         "env.reward_weights.",
         "env.slow_ranks.",
+        "eval.env.",
         "hydra",
         *(f"{name}." for name in mappings_of_plugins()),
     )
@@ -414,6 +415,7 @@ _MAPPINGS = (
     "env.simulator_options",
     "env.reward_weights",
     "env.slow_ranks",
+    "eval.env",
     "model.encoders",
     "ppo.learning_rates",
     "ppo.losses",

@@ -18,11 +18,12 @@ from ddppo.collectives.group import Group
 from ddppo.config import rank_rules, rules
 from ddppo.config.model_settings import MODELS
 from ddppo.config.rules import check_remembering
-from ddppo.config.settings import Config
+from ddppo.config.settings import Config, eval_env
 from ddppo.device import accelerators, described, has_float64, in_words, resolve
 from ddppo.distributed.gradient_sync import FLAT_BELOW, FlatParameters, FlatSync
 from ddppo.distributed.join import check_collective, check_device, computing_ranks
 from ddppo.distributed.topologies.known import find
+from ddppo.envs.meaning import differences
 from ddppo.envs.probing.dry_run import dry_run
 from ddppo.envs.probing.suitability import on_spaces
 from ddppo.errors import ConfigError
@@ -30,7 +31,7 @@ from ddppo.launch.torchrun import launcher
 from ddppo.loop import env_states as environments
 from ddppo.loop import replay_state
 from ddppo.loop.build import eval_ranks_of, topology_of, warning_of_initial
-from ddppo.loop.evaluation import evaluator_of
+from ddppo.loop.evaluation import Evaluator, evaluator_of
 from ddppo.models.actor_critic import ActorCritic
 from ddppo.models.build import build_model, model_class
 from ddppo.models.model_check import check_model
@@ -61,6 +62,7 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
     make_sampler(config, spec, shape.num_envs)
     _check_stepping(config, spec, shape)
     _check_second_batch(config, spec)
+    _check_eval_env(config, spec)
     _check_normalized(config, spec, is_far=local_world_size is None)
     # 3. The model, the algorithm and the losses: build them, and try to act and to learn.
     network_warnings = _check_networks(config, spec, shape, local_world_size)
@@ -322,6 +324,27 @@ def _check_second_batch(config: Config, spec: EnvSpec) -> None:
             f"a second batch of {config.env.id} cannot be made in the process of the first, as evaluations of the run "
             f"need: {why_one}: set eval.final_episodes=0 eval.every_steps=0, and evaluate after the run by "
             "ddppo.evaluate"
+        )
+
+
+def _check_eval_env(config: Config, spec: EnvSpec) -> None:
+    """Check that the policy can act in the environments that eval.env makes, and that evaluations make them."""
+    given = config.eval.env
+    if not given:
+        return
+    if evaluator_of(spec) is not Evaluator:
+        raise ConfigError(
+            f"eval.env={given} has no effect with {config.env.id}, which is evaluated in environments of its own kind, "
+            "those of training: leave it out"
+        )
+    try:
+        found = dry_run(eval_env(config), config.device).spec
+    except ConfigError as e:
+        raise ConfigError(f"eval.env={given}: {e}") from e
+    if different := differences(spec.spaces, found.spaces):
+        raise ConfigError(
+            f"eval.env={given}: a policy of {config.env.id} cannot act there: {'; '.join(different)}: keep the "
+            "observations and actions of training"
         )
 
 

@@ -21,7 +21,7 @@ import torch
 
 from ddppo.algorithms.build import algorithm_class, build_networks
 from ddppo.collectives.group import gather_bytes
-from ddppo.config.settings import Config
+from ddppo.config.settings import Config, eval_env, eval_seed
 from ddppo.device import check_dtype, resolve
 from ddppo.distributed.gradient_sync import FlatParameters
 from ddppo.distributed.topologies.base import RankContext, Topology
@@ -336,7 +336,7 @@ class Evaluator:
 
     def _batch(self, num_envs: int, seed: int) -> VecEnv:
         """Return the batch that was kept, or make one."""
-        env = self.config.env
+        env = eval_env(self.config)
         if self._kept is not None and self._kept.num_envs >= num_envs:
             return self._kept
         self.close()
@@ -520,7 +520,7 @@ class RunEvaluator:
         def play_local() -> list[torch.Tensor]:
             if not chunks:
                 return []
-            return evaluator.play(chunks, num_envs, self.config.seed, options, check_stop=check_stop)
+            return evaluator.play(chunks, num_envs, eval_seed(self.config), options, check_stop=check_stop)
 
         def play_with_help() -> list[torch.Tensor]:
             topology = self._topology

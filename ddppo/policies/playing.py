@@ -17,7 +17,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from ddppo.config.settings import EnvConfig
+from ddppo.config.settings import EnvConfig, eval_env
 from ddppo.envs.encoding.gym_spaces import MASK
 from ddppo.envs.encoding.step_values import PlainAnswers, as_number
 from ddppo.envs.guard import STEPPED, guarded
@@ -180,7 +180,7 @@ def show(
     fps: float | None = None,
 ) -> Iterator[PlayedEpisode]:
     """Play the episodes in a window, at the task's own pace. Raises ConfigError if it has no window; TrainingError."""
-    env = policy.trained.config.env
+    env = eval_env(policy.trained.config)
     if env.is_ale:
         raise ConfigError(
             f"{env.id} is stepped by ale-py's batch, which opens no window: write a file, out=policy.gif"
@@ -249,7 +249,7 @@ def _drawn(policy: LoadedPolicy, path: Path) -> Iterator[gym.Env]:
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # lets pygame draw without a screen
     os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
     mode = "html" if path.suffix == PAGE else "rgb_array"
-    task = task_of(policy.trained.config.env, render_mode=mode)
+    task = task_of(eval_env(policy.trained.config), render_mode=mode)
     try:
         yield task
     finally:

@@ -427,7 +427,7 @@ def test_a_configuration_that_is_not_ours_is_named(refused, copied_run):
         whole.replace("gamma:", "gama:"): "gama",
         whole.replace("num_envs: 8", "num_envs: many"): "env.num_envs: many is not a whole number",
         whole.replace("num_envs: 8", "num_envs: ${nothing}"): "nothing",
-        whole.replace("env:", "env: null\nold:"): "env",
+        whole.replace("env:", "env: null\nold:", 1): "env",
     }.items():
         path.write_text(text)
         stderr = refused(copied_run, "ppo.total_steps=256")
