@@ -2,8 +2,9 @@
 
     from ddppo.api import train, evaluate
 
-    summary = train(["env=cartpole", "ppo.total_steps=1e5"])
-    evaluate(summary.run_dir, episodes=100)["return_mean"]
+    run = train(["env=cartpole", "ppo.total_steps=1e5"])
+    run.plot()
+    evaluate(run, episodes=100)["return_mean"]
 
 A run is a process of its own, and so are its ranks. So `train` changes no threads, signals or random states of the
 program that calls it. It may be called in any thread, inside an event loop, and without `if __name__ == "__main__"`.
@@ -45,6 +46,7 @@ from ddppo.processes import limits
 from ddppo.processes.forking import ForkedProcess, ForkServer, ForkServerLost, how_ended
 from ddppo.processes.signals import ends_without_waiting, stop_signals_raise
 from ddppo.records.progress_display import FRAME_BEGINS, FRAMES
+from ddppo.result import Summary
 from ddppo.terminal import unbroken_streams
 
 if TYPE_CHECKING:
@@ -53,32 +55,12 @@ if TYPE_CHECKING:
 __all__ = ["Summary", "evaluate", "train"]
 
 
-class Summary(dict[str, Any]):
-    """summary.json as a dict, printed in one line."""
-
-    run_dir: Path  # the run folder
-
-    @classmethod
-    def read(cls, run_dir: Path) -> "Summary":
-        """Read the summary in a run folder. Raises TrainingError if there is none."""
-        try:
-            found = cls(json.loads((run_dir / "summary.json").read_text(encoding="utf-8")))
-        except (OSError, ValueError) as e:
-            raise TrainingError(f"{run_dir} has no summary.json that can be read: {e}") from e
-        found.run_dir = run_dir
-        return found
-
-    def __repr__(self) -> str:
-        final = (self.get("eval") or {}).get("final") or {}
-        score = f", return {final['return_mean']:.2f}" if final.get("return_mean") is not None else ""
-        return f"<{self['status']}: {self['env_steps']:,} steps{score}, in {self.run_dir}>"
-
-
-RunFolder = str | os.PathLike[str] | Summary
+RunFolder = str | os.PathLike[str]  # a Summary is one
 
 
 def train(overrides: Sequence[str] = (), *, callbacks: Sequence[Any] = ()) -> Summary:
-    """Train as `python -m ddppo.train <overrides>` does, show its output, and return its summary.
+    """Train as `python -m ddppo.train <overrides>` does, show its output, and return its summary,
+    which has the run's policy, metrics, plot() and enjoy() too.
 
     callbacks: objects with methods on_iteration, on_evaluation, on_checkpoint or on_end, or functions, which are called
     after every iteration. They stay in this program, and get a ddppo.records.callbacks.LiveRun (docs/callbacks.md).
@@ -108,17 +90,13 @@ def evaluate(run: RunFolder | Sequence[RunFolder], **options: Any) -> dict[str, 
     """
     from ddppo.evaluate import EvaluateConfig, evaluate
 
-    runs = [run] if isinstance(run, (str, os.PathLike, Summary)) else list(run)
+    runs = [run] if isinstance(run, (str, os.PathLike)) else list(run)
     if not runs:
         raise ConfigError("evaluate takes a run folder, or several, and none is given")
-    first, *others = [escaped(str(_folder(each))) for each in runs]
+    first, *others = [escaped(os.fspath(each)) for each in runs]
     given = {"run": first, **({"others": others} if others else {}), **options, "json": True}
     found: dict[str, Any] = json.loads(evaluate(filled(EvaluateConfig, given)))
     return found
-
-
-def _folder(run: RunFolder) -> Path:
-    return run.run_dir if isinstance(run, Summary) else Path(run)
 
 
 # -- The caller's side: start the process, follow it, and turn its answer into a result or an exception.

@@ -9,7 +9,7 @@ Training works on rows of numbers; a task has spaces of Gymnasium. `LoadedPolicy
 training does, runs the model, and decodes its action.
 """
 
-from pathlib import Path
+import os
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from ddppo.seeding import stream
 
 
 def load_policy(
-    run: str | Path,
+    run: str | os.PathLike[str],
     checkpoint: str = "last",
     *,
     device: str = "cpu",
@@ -34,7 +34,7 @@ def load_policy(
     """Return the policy of a run.
 
     Args:
-        run: the run folder.
+        run: the run folder, or what ddppo.train returned.
         checkpoint: last, best, or the path of a checkpoint.
         device: for the model.
         seed: for sampled actions.
@@ -43,7 +43,7 @@ def load_policy(
     For a task of text it is a ddppo.domains.text.playing.TextPolicy. Raises ConfigError if `run` is no run folder, if
     there is no such checkpoint, if the task cannot be made here, or if its spaces differ.
     """
-    found = trained(run, checkpoint, device, other_spaces=other_spaces)
+    found = trained(os.fspath(run), checkpoint, device, other_spaces=other_spaces)
     kind: type[LoadedPolicy] = imported(evaluator_of(found.spec).policy_class or f"{__name__}:LoadedPolicy")
     return kind(found, seed)
 

@@ -11,7 +11,7 @@ from ddppo.config.settings import SECTIONS, Config
 from ddppo.errors import ConfigError, RunFolderError, near
 from ddppo.files import jsonable, write_text
 from ddppo.study.runs.comparison import as_text, compared
-from ddppo.study.runs.groups import PICTURES, PlotOptions, as_csv, grouped
+from ddppo.study.runs.groups import PICTURES, PlotOptions, as_csv, check_file, grouped
 from ddppo.study.runs.groups import table as groups_table
 from ddppo.study.runs.records import RunRow, read_records
 from ddppo.study.runs.table import RunFilter, TableOptions, as_json, columns, lines
@@ -65,10 +65,7 @@ def compare(options: CompareOptions, width: int | None = None) -> str:
 def plot(options: PlotOptions, filters: Mapping[str, str]) -> str:
     """Write the picture and the CSV, and return the table. Raises ConfigError, RunFolderError, StorageError."""
     file = Path(options.file)
-    if file.suffix not in PICTURES:
-        raise ConfigError(f"file={options.file}: a file that ends in .png, .svg or .html")
-    if not file.parent.is_dir():
-        raise ConfigError(f"file={options.file}: there is no folder {file.parent}")
+    check_file(options)
     found = grouped(options, filters)
     from ddppo.study.runs.plot import write_groups  # imports Jinja, which takes time
 

@@ -90,6 +90,15 @@ class Grouped(NamedTuple):
     notes: list[str]
 
 
+def check_file(options: PlotOptions) -> None:
+    """Raise ConfigError if options.file cannot be a picture."""
+    file = Path(options.file)
+    if file.suffix not in PICTURES:
+        raise ConfigError(f"file={options.file}: a file that ends in .png, .svg or .html")
+    if not file.parent.is_dir():
+        raise ConfigError(f"file={options.file}: there is no folder {file.parent}")
+
+
 def grouped(options: PlotOptions, filters: Mapping[str, str]) -> Grouped:
     """Read the runs and group them. Raises ConfigError, RunFolderError."""
     keys = [key.strip() for key in options.group.split(",") if key.strip()]

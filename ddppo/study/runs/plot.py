@@ -6,11 +6,12 @@ from pathlib import Path
 import numpy as np
 
 from ddppo.files import replacing, write_text
+from ddppo.options import filled
 from ddppo.study.page.chart import Axis, Chart, stylesheet
 from ddppo.study.page.html import TEMPLATES
 from ddppo.study.page.tables import Shown
 from ddppo.study.runs.comparison import Comparison
-from ddppo.study.runs.groups import Grouped, table
+from ddppo.study.runs.groups import Grouped, PlotOptions, check_file, grouped, table
 from ddppo.study.runs.records import NOTHING
 
 _COLOURS = ("blue", "orange", "green", "red", "purple", "sky", "grey", "ink")  # of each run
@@ -64,6 +65,21 @@ def write_groups(found: Grouped, path: Path) -> None:
         style=stylesheet("chart.css") + stylesheet("style.css"),
     )
     write_text(path, text)
+
+
+def plot_of_run(
+    run_dir: Path, metric: str | None, *, x: str = "steps", window: int = 1, file: str | Path | None = None
+) -> str:
+    """Return the curve of a run as SVG, and write it to `file`. Raises ConfigError, StorageError."""
+    given = {"folder": str(run_dir), "group": "run", "metric": metric, "x": x, "window": window}
+    if file is not None:
+        given["file"] = str(file)
+    options = filled(PlotOptions, given)
+    check_file(options)
+    found = grouped(options, {})
+    if file is not None:
+        write_groups(found, Path(file))
+    return groups_chart(found).svg(standalone=True)
 
 
 def groups_chart(found: Grouped) -> Chart:
