@@ -93,6 +93,7 @@ def register() -> None:
     # Resolvers, for ${name:...} in presets. The stamp is drawn once: one command means one folder, wherever it is read,
     # also in a launcher's processes.
     OmegaConf.register_new_resolver("folder_name", folder_name, replace=True)
+    OmegaConf.register_new_resolver("task_folder", task_folder, replace=True)
     OmegaConf.register_new_resolver("product", lambda a, b: int(a) * int(b), replace=True)
     OmegaConf.register_new_resolver("stamp", partial(stamp, now=time.localtime(), key=_key()), replace=True)
 
@@ -283,18 +284,39 @@ def _key() -> str:
     return "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(6))
 
 
-def folder_name(overrides: str) -> str:
-    """Return the name of a run's folder in a sweep, made of its overrides: stable, no slash, at most 200 characters.
+_LONGEST_NAME = 64  # of a run's folder; a longer one is shortened
+_IN_SHORT_NAMES = r"(?:^|_)({}-\d+)(?=_|$)"  # the setting with its value, in the overrides
 
-    If characters are replaced or left out, a hash keeps names of different overrides different.
+
+def folder_name(overrides: str, sweep_dir: str | Path | None = None) -> str:
+    """Return the name of a run's folder in a sweep, made of its overrides: stable, no slash, at most 64 characters.
+
+    A longer name becomes W, a hash of all overrides, and the seed: dist.world_size-2_1c5ad7b2_seed-0. runs.csv in the
+    sweep folder has the overrides. A folder of the long name that earlier versions gave keeps it.
     """
     plain = re.sub(r"(^|_)\++", r"\1", overrides)  # ++ adds a setting, and is not part of its name
     # Other characters become dashes, so two names may become equal: the hash of the whole tells them apart.
     name = re.sub(r"[^\w.+@-]", "-", plain, flags=re.ASCII) or "run"
-    digest = hashlib.sha256(overrides.encode()).hexdigest()[:10]
-    if len(name) > 200:
-        return f"{name[:94]}-{digest}-{name[-94:]}"
-    return name if name == plain or not plain else f"{name}-{digest[:6]}"
+    digest = hashlib.sha256(overrides.encode()).hexdigest()
+    whole = name if name == plain or not plain else f"{name}-{digest[:6]}"
+    if len(whole) <= _LONGEST_NAME:
+        return whole
+    before = whole if len(name) <= 200 else f"{name[:94]}-{digest[:10]}-{name[-94:]}"
+    if sweep_dir is not None and (Path(sweep_dir) / before).is_dir():
+        return before
+    size, seed = (re.findall(_IN_SHORT_NAMES.format(key), plain) for key in (r"dist\.world_size", "seed"))
+    return "_".join([*(size[:1] or ["run"]), digest[:8], *seed[:1]])
+
+
+def task_folder(choice: str, *, _root_: DictConfig) -> str:
+    """Return the folder of outputs/ for runs of a task: the env preset, or the task's name if the preset has another.
+
+    env=cartpole is cartpole; env=gym env.id=my_pkg.envs:MyEnv-v0 is MyEnv-v0.
+    """
+    task = OmegaConf.select(_root_, "env.id", throw_on_missing=False)
+    if task is None or choice not in presets("env") or _read(presets("env")[choice]).get("id", task) == task:
+        return choice
+    return re.sub(r"[^\w.+-]", "-", str(task).rpartition(":")[2], flags=re.ASCII).strip("-.") or choice
 
 
 def conf_dir() -> Path:

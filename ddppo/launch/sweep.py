@@ -63,6 +63,7 @@ def train_in_sweep(cfg: DictConfig, run_dir: Path) -> float | None:
             # 2. Skip the run, resume it or begin it, by the contents of its folder.
             entry = sweep_runs.enter(run_dir, config)
             print(f"-- {name}{': ' + entry.remark if entry.remark else ''}", flush=True)
+            sweep_runs.list_run(sweep_dir, run_dir, HydraConfig.get().overrides.task)
             stop_signal, after = None, ""
             if not entry.completed:
                 if is_over(end_of_time(config.run.max_minutes)):
@@ -125,7 +126,12 @@ def report_sweep(error: Exception | None) -> SweepEnd:
 # -- The folder of a sweep.
 
 
-_NO_RUN = ("multirun.yaml", ".lock", "sweep.jsonl")  # files in the folder of a sweep in which no run began
+_NO_RUN = (
+    "multirun.yaml",
+    ".lock",
+    "sweep.jsonl",
+    "runs.csv",
+)  # files in the folder of a sweep in which no run began
 
 
 class QuietReturn(JobReturn):

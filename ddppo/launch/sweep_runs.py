@@ -1,16 +1,19 @@
 """The runs in a sweep's folder, so that a sweep can be repeated. Sweeps in this process and in SLURM jobs share this.
 
 `enter` looks at a run's folder: a complete run is skipped, a run with a checkpoint is resumed, any other begins anew.
-Nothing is deleted: a folder that is in the way moves to `<sweep>/.earlier/`. `note` writes a line for each outcome into
-the journal `<sweep>/sweep.jsonl`; `in_words` prints the list of them at the end of a command.
+Nothing is deleted: a folder that is in the way moves to `<sweep>/.earlier/`. `list_run` writes the overrides of each
+folder into `<sweep>/runs.csv`, and `note` a line for each outcome into the journal `<sweep>/sweep.jsonl`; `in_words`
+prints the list of them at the end of a command.
 """
 
+import csv
+import io
 import json
 import math
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -47,6 +50,7 @@ _OF_NO_ACCOUNT = frozenset(
 )
 _EARLIER = ".earlier"
 _JOURNAL = "sweep.jsonl"
+_TABLE = "runs.csv"
 _RESULTS = "optimization_results.yaml"  # written by sweepers that optimise
 
 
@@ -134,6 +138,25 @@ class RunResult:
 
 # Outcomes that this process could not write: a full disk ends runs, but neither the sweep nor the list at its end.
 _UNWRITTEN: list[tuple[Path, RunResult]] = []
+
+
+def list_run(sweep_dir: Path, run_dir: Path, overrides: Sequence[str]) -> None:
+    """Append a run's folder and its overrides to runs.csv, unless the folder is there: names of folders may be short.
+
+    A line is one write. Raises StorageError.
+    """
+    path, name = sweep_dir / _TABLE, os.path.relpath(run_dir, sweep_dir)
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow([name, " ".join(overrides)])
+    with stored(path):
+        sweep_dir.mkdir(parents=True, exist_ok=True)
+        with path.open("ab+", buffering=0) as file:
+            file.seek(0)
+            listed = file.read().decode("utf-8", "replace")
+            if not listed:
+                file.write(b"folder,overrides\n")
+            if text.getvalue() not in listed:
+                file.write(f"{_after_a_fragment(file)}{text.getvalue()}".encode())
 
 
 def note(sweep_dir: Path, run_dir: Path, outcome: str, why: str = "", after: str = "") -> None:

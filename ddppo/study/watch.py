@@ -158,7 +158,7 @@ def _planned(command: Path, written: float) -> dict[str, int]:
     for job in map(parser.parse_overrides, batch):
         name = get_overrides_dirname(job, naming.exclude_keys, naming.item_sep, naming.kv_sep)
         sizes = [str(each.value()) for each in job if each.key_or_group == "dist.world_size"]
-        found[folder_name(name)] = int(sizes[0] if sizes else config.dist.world_size)
+        found[folder_name(name, command.parent)] = int(sizes[0] if sizes else config.dist.world_size)
     return found
 
 

@@ -11,6 +11,7 @@ from ddppo.errors import ConfigError, RunFolderError
 from ddppo.records.event_file import EventFile
 from ddppo.study.runs.command import plot
 from ddppo.study.runs.groups import PlotOptions, grouped
+from ddppo.study.runs.records import read_records
 from tests.study.test_history import write_run
 from tests.study.test_runs_door import answered
 
@@ -64,6 +65,15 @@ def test_curves_of_other_lengths_are_held_not_interpolated_and_end_with_the_shor
     assert "all runs: its runs differ in ppo.total_steps, ppo.gamma, not in their seeds only" in found.notes
     hours = grouped(PlotOptions(str(tmp_path), x="hours"), {}).groups[0]
     assert hours.grid == pytest.approx([0.5 / 3600, 1 / 3600])
+
+
+def test_a_report_beside_the_runs_is_no_run(tmp_path):
+    runs(tmp_path, 0.9, seeds=3)
+    events(tmp_path / "report" / "tensorboard", "rollout/return_mean", [(1, 0.0), (2, 0.0)])
+    (tmp_path / "report" / "summary.json").write_text('{"schema_version": 1, "kind": "report"}')
+    assert [row.name for row in read_records(tmp_path)] == ["0.9_0", "0.9_1", "0.9_2"]
+    (group,) = grouped(PlotOptions(str(tmp_path)), {}).groups
+    assert len(group.members) == 3
 
 
 def test_event_files_of_other_programs_are_runs(tmp_path):

@@ -1,5 +1,7 @@
 """The train door's arguments on their way to Hydra, and the names of a sweep's run folders."""
 
+import hashlib
+import re
 from unittest import mock
 
 import hydra
@@ -13,7 +15,7 @@ from omegaconf import OmegaConf
 
 from ddppo import train
 from ddppo.config import compose
-from ddppo.config.compose import folder_name
+from ddppo.config.compose import conf_dir, folder_name, register
 from ddppo.errors import ConfigError
 from ddppo.launch.arguments import one_line, prepared_arguments
 from ddppo.launch.sweep import SweepFolder, check_objective
@@ -222,12 +224,49 @@ def test_names_of_run_folders_have_no_slash_and_no_prefix_and_tell_settings_apar
     assert folder_name("env.id-pkg/mod:X-v0").startswith("env.id-pkg-mod-X-v0-")
     assert folder_name("env.id-pkg/mod:X-v0") != folder_name("env.id-pkg:mod/X-v0")
     assert folder_name("") == "run"
+
+
+def test_a_long_name_of_a_run_folder_becomes_w_a_hash_and_the_seed(tmp_path):
     many = "_".join(f"section.setting_{i}-{i}" for i in range(40))
-    names = [folder_name(f"{many}_seed-{seed}") for seed in range(3)]
+    names = [folder_name(f"{many}_seed-{seed}", tmp_path) for seed in range(3)]
     assert len(set(names)) == 3
-    assert all(len(name) == 200 for name in names)
-    assert names[2].endswith("_seed-2")
+    assert re.fullmatch(r"run_[0-9a-f]{8}_seed-2", names[2])
+    name = folder_name(f"dist.world_size-16_ppo.seed-3_{many}_seed-12")
+    assert re.fullmatch(r"dist\.world_size-16_[0-9a-f]{8}_seed-12", name)
     assert len(set(map(folder_name, (f"a-{i}_{many}_z-1" for i in range(3))))) == 3
+    # A sweep that an earlier version began goes on in its folders.
+    few = "dist.world_size-2_env-cartpole_ppo.learning_rate-0.0003_model.hidden_sizes-[32,32]_seed-0"
+    old = "dist.world_size-2_env-cartpole_ppo.learning_rate-0.0003_model.hidden_sizes--32-32-_seed-0-"
+    old += hashlib.sha256(few.encode()).hexdigest()[:6]
+    assert len(folder_name(few, tmp_path)) == 33
+    (tmp_path / old).mkdir()
+    assert folder_name(few, tmp_path) == old
+
+
+@pytest.mark.parametrize(
+    ("settings", "folder"),
+    [
+        ([], "cartpole"),
+        (["env=gym", "env.id=my_pkg.envs:MyEnv-v0"], "MyEnv-v0"),
+        (["env=gym", "env.id=LunarLander-v3"], "LunarLander-v3"),
+        (["env=atari", "env.id=ALE/Breakout-v5"], "ALE-Breakout-v5"),
+        (["env=atari"], "atari"),
+        (["env=gym", "env.id=..:.."], "gym"),
+    ],
+)
+def test_runs_of_one_task_share_a_folder_of_outputs(settings, folder):
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+
+    register()
+    try:
+        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+            cfg = compose("config", settings, return_hydra_config=True)
+            HydraConfig.instance().set_config(cfg)
+            assert re.fullmatch(rf"outputs/{re.escape(folder)}/[^/]+", cfg.hydra.run.dir)
+    finally:
+        GlobalHydra.instance().clear()
+        HydraConfig.instance().cfg = None
 
 
 def test_settings_that_change_nothing_about_a_run_stay_out_of_its_folder_s_name():

@@ -4,6 +4,7 @@ TensorBoard's own EventAccumulator reads them. A folder with event files is one 
 since the first point of any of its curves.
 """
 
+import json
 import logging
 import os
 import re
@@ -78,15 +79,23 @@ class EventFolder:
 
 
 def event_folders(folder: Path, without: Mapping[Path, Any]) -> Iterator[Path]:
-    """Yield the folders at or below `folder` that hold event files; not those in `without`, nor folders in them."""
+    """Yield the folders at or below `folder` that hold event files; not those in `without`, nor in reports."""
     for here, subfolders, names in os.walk(folder):
         path = Path(here)
-        if path in without:
+        if path in without or _is_report(path):
             subfolders.clear()
             continue
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
         if any(_MARK in name for name in names):
             yield path
+
+
+def _is_report(folder: Path) -> bool:
+    """Return whether ddppo.report wrote the folder: its own event files are scores over W, not a run."""
+    try:
+        return "kind" in json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        return False
 
 
 def _number(tensor: Any) -> float:

@@ -21,6 +21,7 @@ from ddppo.config.settings import Config
 from ddppo.config.stored import from_omegaconf
 from ddppo.errors import ConfigError
 from ddppo.launch.sweep import QuietReturn
+from ddppo.launch.sweep_runs import list_run
 
 
 class SlurmLauncher(Launcher):
@@ -46,6 +47,9 @@ class SlurmLauncher(Launcher):
             ]
         finally:
             HydraConfig.instance().cfg = before
+        for overrides, (run_dir, settings) in zip(job_overrides, runs, strict=True):
+            if not isinstance(settings, ConfigError):
+                list_run(sweep_dir, run_dir, overrides)
         results = launch(sweep_dir, _checked(self._settings), runs)
         return [_job_return(*pair) for pair in zip(job_overrides, results, strict=True)]
 
