@@ -96,6 +96,7 @@ bench-check: .venv/.installed  ## fail if one worker is 30 % slower than it was,
 docs: .venv/.installed  ## make the pages a site, build/site, and fail at a link to nowhere
 	rm -rf build/pages && mkdir -p build/pages
 	git ls-files -z '*.md' LICENSE CITATION.cff docs ddppo conf experiments tests | xargs -0 cp --parents -t build/pages
+	$(PY) docs/reference.py build/pages/docs
 	.venv/bin/properdocs build --strict --quiet -f docs/site.yml
 
 lint: .venv/.installed  ## check style and types

@@ -15,8 +15,8 @@ from ddppo.launch.arguments import composed
 from tests.support import CHECKOUT, PATIENCE_S
 
 SIZES = Sizes(96, 32, 20, 16, 16, 8, 36_600, 4)
-DOCS = (CHECKOUT / "docs" / "topologies.md").read_text()
-GRAPHS = re.findall(r"### (\w+)\n(?:With `([^`]*)`\.\n)?\n```mermaid\n(.*?)\n```", DOCS, re.DOTALL)
+DOCS = (CHECKOUT / "docs" / "topology_graphs.md").read_text()
+GRAPHS = re.findall(r"## (\w+)\n(?:With `([^`]*)`\.\n)?\n```mermaid\n(.*?)\n```", DOCS, re.DOTALL)
 ABOVE, OF_LETTER = (
     12,
     0.62,

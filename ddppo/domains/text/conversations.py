@@ -1,4 +1,4 @@
-"""Episodes as conversations in a chat template of Hugging Face (docs/text.md, "Conversations").
+"""Episodes as conversations in a chat template of Hugging Face (docs/language_models.md, "Conversations").
 
 Tokens in, tokens out: a row is the tokens of the rendered prompt, then for each turn the sampled tokens as they are and
 the tokens of the text that the template puts between that turn and the next. `ChatTemplate.after` finds this text by

@@ -97,8 +97,8 @@ class HfSettings(TextSettings):
     )
     tool_calls: str = setting(
         "auto",
-        "how a message names the action: by a call of a tool, in one of the forms of docs/text.md, or by a command. "
-        "auto: as the chat template writes a call of the environment's tools, else by a command",
+        "how a message names the action: by a call of a tool, in one of the forms of docs/language_models.md, or by a "
+        "command. auto: as the chat template writes a call of the environment's tools, else by a command",
         choices=("auto", "command", "hermes", "llama3", "mistral", "qwen3_coder", "glm", "python"),
     )
     stop_tokens: list[str] = setting(

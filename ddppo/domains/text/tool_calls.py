@@ -1,4 +1,4 @@
-"""Calls of tools in the messages of a language model: their forms, and the action that a call is (docs/text.md).
+"""Calls of tools in messages of a language model: their forms, and the action of a call (docs/language_models.md).
 
 `form_of` names the form in which a chat template writes a call, `action_of` reads a message. All functions are pure.
 """

@@ -27,7 +27,7 @@ TOOL = {
         },
     },
 }
-# Refused templates, by the first words of the reason; the table of docs/text.md names them too.
+# Refused templates, by the first words of the reason; the table of docs/language_models.md names them too.
 PREFIXES, CHANNELS = "does not preserve prefixes", "splits a message into channels"
 PARTS = "leaves out the prompt"  # their messages are lists of texts and pictures
 REFUSED = {
