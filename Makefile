@@ -11,7 +11,7 @@ PYTEST := $(PY) -m pytest -n $(PROCESSES) --no-loadscope-reorder --timeout=600 -
 # anew (.4 s of a core), every process of pytest all tests (16 s).
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help train check test test-all test-jax test-chat test-aws test-aws-cli test-openenv beside package bench-check docs lint format slurm-up slurm-down clean
+.PHONY: help train check test test-all collected test-jax test-chat test-aws test-aws-cli test-openenv beside package bench-check docs lint format slurm-up slurm-down clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -40,6 +40,10 @@ test: .venv/.installed  ## run the quick tests, without those that take longest:
 
 test-all: .venv/.installed  ## run every test, as CI does: also SLURM sweeps, hosts, learning, what is killed, most ranks, sums to the bit
 	$(PYTEST) --durations=40
+
+collected: .venv/.installed  # tests compiled once for all processes, each of which would take 18 s for it
+	@mkdir -p build
+	$(PY) -m pytest --collect-only -n 0 -qq > build/collected.txt || { cat build/collected.txt; exit 1; }
 
 test-jax: .venv/.installed  ## try the adapters of simulators in JAX, with gymnax in an environment of its own (650 MB)
 	$(PYTHON) -m venv build/jax
