@@ -37,8 +37,8 @@ def test_dqn_balances_the_cart_pole(tmp_path):
 
 @pytest.mark.slow
 def test_sac_swings_the_pendulum_up(tmp_path):
-    """The preset, seed 0, 20,000 steps, 100 deterministic episodes; random play scores about -1,200."""
-    assert score(tmp_path / "run", "env=pendulum", "algorithm=sac") >= -180
+    """The preset, seed 0, 8,000 of its 20,000 steps, 100 deterministic episodes; random play scores about -1,200."""
+    assert score(tmp_path / "run", "env=pendulum", "algorithm=sac", "algorithm.total_steps=8000") >= -180
 
 
 def test_dqn_learns_from_pixels_on_which_side_a_square_is(tmp_path):
