@@ -37,7 +37,7 @@ from ddppo.records.metrics import USER_PREFIX, IterationReport
 from ddppo.records.profiling import NullProfiler
 from ddppo.records.recorder import NullRecorder, Recorder
 from ddppo.records.reporting import LocalIteration, LoopRequests, Reporter
-from ddppo.records.run_folder import ending_by_callback, ending_by_evaluation
+from ddppo.records.run_folder import ending_by_callback, ending_by_evaluation, ending_by_task
 from ddppo.records.timing import IterationClock
 from ddppo.records.user_metrics import UserMetrics
 from ddppo.terminal import warn
@@ -100,7 +100,7 @@ class Loop:
                 report, messages, requests = self.iterate(stop)
 
             # The last iteration: save first, so that a failing evaluation loses nothing.
-            if progress.env_steps >= total_steps or requests.finish:
+            if progress.env_steps >= total_steps:
                 self.context.sampler.conclude()
                 report = self._recorder.add_task_metrics(report, messages)
                 self._call_back("on_iteration", report)
@@ -129,6 +129,8 @@ class Loop:
                 asked = {**asked, **self._call_back("on_evaluation", report)}
             if "stop" in asked and not progress.ended:
                 progress.ended = ending_by_callback(asked["stop"])
+            if requests.finish and not progress.ended:
+                progress.ended = ending_by_task(config)
             if progress.ended and not requests.stop:
                 return self._finish_early(report, stop)
             if requests.stop or requests.save or "save" in asked or progress.env_steps >= next_save:

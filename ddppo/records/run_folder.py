@@ -286,14 +286,14 @@ def _take(file: IO[str], folder: Path) -> bool:
     return True
 
 
-# -- Why a run is complete before total_steps: it reached its target, stopped improving, or a callback ended it.
+# -- Why a run is complete before total_steps: its target, no improvement, a callback, or its task ended it.
 #
 # An ending is a dict of plain values, {"by": ..., "why": ...}, and {} while there is none. Checkpoints and summary.json
 # keep it, so that a resumed run does not train on. It holds as long as the settings that caused it: resume= with others
 # goes on.
 
 Ending = dict[str, Any]
-ENDINGS = ("target", "patience", "callback")  # by a rule of the run; max_minutes only interrupts it
+ENDINGS = ("target", "patience", "callback", "task")  # by a rule of the run; max_minutes only interrupts it
 
 
 def ending_by_evaluation(config: Config, mean_return: float, evals_without_best: int) -> Ending:
@@ -312,6 +312,12 @@ def ending_by_callback(why: str) -> Ending:
     return {"by": "callback", "why": f"a callback ended it{': ' + why if why else ''}"}
 
 
+def ending_by_task(config: Config) -> Ending:
+    """Return the ending that a task's journal asks for; what is left to gain, its part of the summary says."""
+    why = "its task asks for no more steps"
+    return {"by": "task", "total_steps": config.training.total_steps, "why": why}
+
+
 def ending_holds(config: Config, ending: Ending) -> bool:
     """Return whether the settings of a resumed run still ask for the ending of before."""
     run = config.run
@@ -323,6 +329,8 @@ def ending_holds(config: Config, ending: Ending) -> bool:
             return run.patience is not None and run.patience <= ending["evals"]
         case "callback":
             return run.has_callbacks
+        case "task":
+            return config.training.total_steps <= ending["total_steps"]
     return False
 
 
@@ -339,4 +347,5 @@ def how_to_go_on(ending: Ending) -> str:
         "target": "run.stop_at_target=false, or a higher target_return",
         "patience": "run.patience=null, or a larger one",
         "callback": "run.callbacks=[]",
+        "task": "a larger total_steps",
     }[ending["by"]]

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from ddppo.records.run_folder import RunFolder
 from tests.distributed.test_independence import (
     SIZES,
     assert_same_learning,
@@ -66,6 +67,11 @@ def test_a_run_that_stands_still_is_completed_with_a_policy_that_repeats_most_of
     assert summary["env_steps"] == circuit["found_at"]["env_steps"] + 2048 + 512
     saved = circuit["original"]["cost"] - circuit["best"]["cost"]
     assert summary["eval"]["final"]["return_mean"] >= saved - 1
+    # It is complete: a sweep or resume=auto passes it over, and resume= says what to change.
+    assert summary["ended"]["by"] == "task"
+    assert RunFolder(tmp_path / "run").is_complete
+    again = door(f"resume={tmp_path / 'run'}", run_dir=tmp_path / "run")
+    assert (again.code, "to go on, add a larger total_steps" in again.stderr) == (2, True), again.stderr
 
 
 @pytest.mark.slow
