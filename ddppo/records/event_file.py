@@ -165,8 +165,13 @@ def chart_pages(pages: Mapping[str, Mapping[str, Sequence[str]]]) -> Any:
     return Summary(value=[Summary.Value(tag="custom_scalars__config__", tensor=tensor, metadata=metadata)])
 
 
-def hparams(settings: Mapping[str, str | float], metrics: Sequence[str]) -> tuple[Any, Any, Any]:
-    """Return three summaries of the HPARAMS tab: its columns, the settings at the start of a run, the run's end."""
+def hparams(
+    settings: Mapping[str, str | float], metrics: Sequence[str], first: Sequence[str] = ()
+) -> tuple[Any, Any, Any]:
+    """Return three summaries of the HPARAMS tab: its columns, the settings at the start of a run, the run's end.
+
+    first: the settings that the tab shows before the others, which it sorts by name.
+    """
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.plugins.hparams.api_pb2 import (
         DATA_TYPE_FLOAT64,
@@ -186,7 +191,11 @@ def hparams(settings: Mapping[str, str | float], metrics: Sequence[str]) -> tupl
     # 1. The columns.
     columns = Experiment(
         hparam_infos=[
-            HParamInfo(name=name, type=DATA_TYPE_STRING if isinstance(value, str) else DATA_TYPE_FLOAT64)
+            HParamInfo(
+                name=name,
+                type=DATA_TYPE_STRING if isinstance(value, str) else DATA_TYPE_FLOAT64,
+                differs=name in first,  # the tab begins with what differs between runs
+            )
             for name, value in settings.items()
         ],
         metric_infos=[MetricInfo(name=MetricName(tag=name)) for name in metrics],

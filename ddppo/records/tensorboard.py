@@ -31,10 +31,14 @@ from ddppo.terminal import warn
 # Page -> chart -> tags. A tag is a regular expression that TensorBoard matches from the start of a name.
 LAYOUT: dict[str, dict[str, list[str]]] = {
     "returns": {
-        "return: training episodes, evaluations": ["rollout/return_mean$", "eval/return_mean$"],
-        "success rate: training episodes, evaluations": ["rollout/success_rate$", "eval/success_rate$"],
-        "numbers of the task's infos": ["env/.*"],
+        # Two charts: in one, TensorBoard takes the few evaluations for outliers and cuts them off.
+        "return of training episodes": ["rollout/return_mean$"],
+        "return of evaluations": ["eval/return_mean$"],
+        "length of training episodes (steps)": ["rollout/length_mean$"],
         "steps per second of each rank": [r"dist/rank\d+/fps$"],
+        # Empty for tasks without such infos, and therefore last.
+        "success rate: training episodes, evaluations": ["rollout/success_rate$", "eval/success_rate$"],
+        "numbers of the task's infos": ["env/.*", "eval/env/.*"],
     },
     "time breakdown": {
         "parts of an iteration (s, mean over ranks)": [
@@ -140,7 +144,7 @@ class TensorBoardWriter:
         self._file.add(text("config", "```yaml\n" + to_yaml(config) + "```"))
         # In the run's own folder: another one would be a second run to TensorBoard.
         final = [f"eval_final/{name}" for name in FINAL_NAMES]
-        columns, start, self._session_end = hparams(hyperparameters(config), final)
+        columns, start, self._session_end = hparams(hyperparameters(config), final, _compared(config))
         self._file.add(columns)
         self._file.add(start)
 
@@ -181,6 +185,12 @@ class TensorBoardWriter:
         if completed:
             self._file.add(self._session_end)
         self._file.close()
+
+
+def _compared(config: Config) -> tuple[str, ...]:
+    """Return the settings that most studies vary: the first columns of the HPARAMS tab, which shows five at first."""
+    rate = f"{config.training.section}.learning_rate"
+    return ("dist.world_size", "env.id", "model.name", rate, "seed")
 
 
 def hyperparameters(config: Config) -> dict[str, str | float]:

@@ -182,6 +182,8 @@ def test_hyperparameters_belong_to_the_run_itself(written):
     start = content["_hparams_/session_start_info"].session_start_info
     assert start.hparams["ppo.gamma"].number_value == 0.99
     assert start.hparams["env.id"].string_value == "CartPole-v1"
+    first = [info.name for info in content["_hparams_/experiment"].experiment.hparam_infos if info.differs]
+    assert sorted(first) == ["dist.world_size", "env.id", "model.name", "ppo.learning_rate", "seed"]
     compared = {info.name.tag for info in content["_hparams_/experiment"].experiment.metric_infos}
     assert "eval_final/return_mean" in compared
     assert points(events, "eval_final/return_mean") == [(1024, 490.0)]
