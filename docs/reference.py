@@ -81,7 +81,11 @@ def _row(item: Any, prefix: str) -> str:
     if not all(choice in meaning for choice in rule["choices"]):
         meaning += f" ({', '.join(rule['choices'])})"
     words = {"low": "at least", "above": "above", "high": "at most"}
-    bounds = [f"{word} {rule[name]:g}" for name, word in words.items() if rule[name] is not None]
+    bounds = [
+        f"{word} {rule[name]:g}"
+        for name, word in words.items()
+        if abs(rule[name] or 0) < 1e15 and rule[name] is not None
+    ]
     meaning += f" ({', '.join(bounds)})" if bounds else ""
     default = "required" if item.default == "???" else f"`{shown_default(item) or chr(34) * 2}`"
     return f"| `{prefix}{item.name}` | {default} | {_cell(meaning)} |"
