@@ -70,11 +70,11 @@ def circuit() -> None:
 
 
 def cage2() -> None:
-    """A game of CAGE 2 in its last quarter, as the page of `ddppo.enjoy` draws it."""
+    """Step 75 of a game of CAGE 2, as the page of `ddppo.enjoy` draws it."""
     page = RUNS / "game.html"
     run = train("cage2", "env=cage2", "ppo.total_steps=500000", "dist.world_size=1", "eval.final_episodes=20")
     ddppo("enjoy", str(run), f"out={page}")
-    photographed(f"{page.as_uri()}#75", HERE / "cage2.png", 1000, 640)
+    photographed(f"{page.as_uri()}#75", HERE / "cage2.png", 1000, 660)
 
 
 if __name__ == "__main__":
