@@ -115,11 +115,13 @@ def command(*, may_be_rank: bool = False) -> CommandResult:
             # 3. Translate the command line into Hydra's grammar, and register our settings and presets.
             # For summary.json.
             os.environ["DDPPO_COMMAND"] = shlex.join(["python", "-m", "ddppo.train", *sys.argv[1:]])
+            if {"-h", "--help"} & set(sys.argv[1:]):
+                compose.register()
+                words = [word for word in sys.argv[1:] if word[0] != "-" and "=" not in word]
+                print(compose.shown_help(words[0] if words else None))
+                return CommandResult()
             sys.argv[1:] = prepared_arguments(sys.argv[1:])
             compose.register()
-            if {"-h", "--help"} & set(sys.argv[1:]):
-                print(compose.shown_help())
-                return CommandResult()
             if not launcher():
                 variants.call_before_user_import(fork_before_user_import)
 

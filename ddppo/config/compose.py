@@ -98,10 +98,13 @@ def register() -> None:
     OmegaConf.register_new_resolver("stamp", partial(stamp, now=time.localtime(), key=_key()), replace=True)
 
 
-def shown_help() -> str:
-    """Return the text of `--help`. Hydra would compose a configuration first, and list its groups one by one: 1.5 s."""
+def shown_help(topic: str | None = None) -> str:
+    """Return the text of `--help`, or of `--help <topic>`.
+
+    Hydra would compose a configuration first, and list its groups one by one: 1.5 s.
+    """
     of_hydra = {name: node for name, node in schemas().items() if name.startswith("hydra/")}
-    return help_text(presets, config_class(), list(SECTIONS), of_hydra)
+    return help_text(presets, config_class(), list(SECTIONS), of_hydra, topic)
 
 
 def schemas() -> dict[str, type]:

@@ -339,11 +339,12 @@ def unknown_key(section: str, name: str, key: str) -> str:
         return f"{unknown} with {chosen}: it is of {chosen_by}={' or '.join(owners)}"
     own = keys_of(settings_class(section, name))
     if matches := difflib.get_close_matches(key, own):
-        return f"{unknown} (did you mean {' or '.join(f'{section}.{each}' for each in matches)}?); --help lists all"
+        meant = " or ".join(f"{section}.{each}" for each in matches)
+        return f"{unknown} (did you mean {meant}?); --help {section} lists them"
     of_others = [each for kind in known(section).values() for each in keys_of(kind)]
     if matches := difflib.get_close_matches(key, of_others, n=1):
         meant = f"{section}.{matches[0]} of {chosen_by}={' or '.join(owners_of(section, matches[0]))}"
-        return f"{unknown} (did you mean {meant}?); --help lists all"
+        return f"{unknown} (did you mean {meant}?); --help {section} lists them"
     return f"{unknown}: {chosen} has {', '.join(own)}"
 
 

@@ -254,7 +254,9 @@ def _check_names(settings: list[str], values: dict[str, str]) -> None:
         key, equals, value = setting.partition("=")
         bare = bare_name(key)
         if equals and not bare:
-            raise ConfigError(f"{setting} has no name in front of the equals sign; --help lists all settings")
+            raise ConfigError(
+                f"{setting} has no name in front of the equals sign; --help all lists the settings"
+            )
         if key.startswith("~") and not bare.startswith(removable):
             raise ConfigError(f"{setting}: a setting cannot be taken away: leave it out to have its default")
         if equals and (bare in _PLAIN_SECTIONS or bare in sections()):

@@ -11,9 +11,10 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
 from ddppo.config import rules, stored
-from ddppo.config.compose import conf_dir, presets, register, schemas
+from ddppo.config.compose import conf_dir, presets, register, schemas, shown_help
 from ddppo.config.help import description, setting_names
 from ddppo.config.settings import Config, config_class
+from ddppo.errors import ConfigError
 from tests.support import run
 
 CONF = conf_dir()
@@ -219,8 +220,8 @@ def without_torch(tmp_path, *arguments):
     return text
 
 
-def test_help_lists_every_option_and_setting_and_imports_no_torch(tmp_path):
-    text = without_torch(tmp_path, "--help")
+def test_help_all_lists_every_option_and_setting_and_imports_no_torch(tmp_path):
+    text = without_torch(tmp_path, "--help", "all")
     shown = {line.strip() for line in text.splitlines()}
     for group, option in OPTIONS:
         expected = description(PRESETS[group, option])
@@ -256,3 +257,23 @@ def test_cfg_job_shows_the_composed_configuration_and_imports_no_torch(tmp_path)
     assert "id: Pendulum-v1" in text
     assert "world_size: 4" in text
     assert not list(tmp_path.iterdir())
+
+
+def test_help_fits_two_screens_names_every_option_and_says_how_to_see_the_rest(composed):
+    text = shown_help()
+    assert len(text.splitlines()) <= 100
+    assert max(map(len, text.splitlines())) <= 120
+    words = set(text.split())
+    assert [option for group, option in OPTIONS if option not in words] == []
+    assert "  ppo.learning_rate=0.0003 " in text
+    assert "--help all " in text
+
+
+def test_help_of_a_group_has_its_options_and_settings_alone(composed):
+    text = shown_help("ppo")
+    assert re.search(r"^    halfcheetah +Tuned", text, re.MULTILINE)
+    assert "  ppo.gamma=0.99 " in text
+    assert "  env.num_envs=" not in text
+    assert "dist.world_size=1 " in shown_help("distributed")
+    with pytest.raises(ConfigError, match=r"--help envs: .*did you mean env\?"):
+        shown_help("envs")

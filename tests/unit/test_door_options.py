@@ -2,7 +2,9 @@
 
 import importlib
 import importlib.util
+import sys
 import tomllib
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
@@ -183,3 +185,18 @@ def test_commands_of_the_wheel_are_doors_that_docs_usage_lists():
         if importlib.util.find_spec(wing) is None:
             continue  # it is not there, as in a copy of the core alone
         assert callable(getattr(importlib.import_module(module), function))
+
+
+SCRIPTS = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["scripts"]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_command_has_a_help_of_its_own_of_at_most_two_screens(script, monkeypatch, capsys):
+    module, _, function = SCRIPTS[script].partition(":")
+    monkeypatch.setattr(sys, "argv", [script, "--help"])
+    with suppress(SystemExit):
+        getattr(importlib.import_module(module), function)()
+    text = capsys.readouterr().out
+    assert 4 < len(text.splitlines()) <= 100
+    assert script in text or script.replace("-", ".", 1).replace("-", "_") in text or "leftovers" in text
+    assert ("  ppo.gamma=" in text) == (script == "ddppo-train")

@@ -90,7 +90,7 @@ def test_an_algorithm_of_a_project_trains_on_two_workers_and_its_command_plays(i
 
 
 def test_presets_and_models_of_a_project_are_in_help_completion_and_messages(installed):
-    shown = installed.run("ddppo.train", "--help")
+    shown = installed.run("ddppo.train", "--help", "all")
     # env, model, algorithm, ppo, experiment
     assert len(re.findall(r"^    pendula  ", shown, re.MULTILINE)) == 5
     line = {"COMP_LINE": "ddppo-train model=pen", "COMP_POINT": "99", "HYDRA_FULL_ERROR": "1"}
