@@ -7,6 +7,7 @@ import pytest
 from ddppo.config.settings import Config
 from ddppo.config.stored import from_omegaconf
 from ddppo.config.variants import SECTIONS_WITH_VARIANTS, keys_of, known
+from experiments.coming_from.count import programs
 from tests.support import CHECKOUT
 
 PAGE = (CHECKOUT / "docs" / "coming_from.md").read_text()
@@ -39,6 +40,25 @@ def test_every_setting_of_the_tables_exists():
 
 def test_every_task_of_the_first_week_has_its_row():
     assert [int(n) for n in re.findall(r"^\| (\d+)\. ", PAGE, re.MULTILINE)] == list(range(1, 21))
+
+
+def test_the_lines_of_each_task_are_those_that_are_there():
+    tasks = dict(re.findall(r"^\| (\d+)\. (.*)$", PAGE, re.MULTILINE))
+    table = PAGE[PAGE.index("## The lines that they need") :]
+    rows = re.findall(r"^\| (\d+) \| (\d+)[^|]* \| (\d+|none)[^|]* \| [^|]+ \|$", table, re.MULTILINE)
+    assert [number for number, *_ in rows] == list(tasks)
+    counted = programs()
+    for number, ours, theirs in rows:
+        assert (0 if theirs == "none" else int(theirs)) == len(counted[int(number)]), number
+        # A command is a line; tasks 3, 15 and 20 have lines of Python too.
+        if number not in ("3", "15", "20"):
+            assert int(ours) == tasks[number].count("python -m ddppo"), number
+    said = (CHECKOUT / "experiments/coming_from/README.md").read_text()
+    assert ", ".join(str(len(lines)) for lines in counted.values()) in said
+    assert (
+        f"{sum(map(len, counted.values()))} lines in Stable-Baselines3, {sum(int(ours) for _, ours, _ in rows)} "
+        in said
+    )
 
 
 @pytest.mark.parametrize("library", ["Stable-Baselines3", "CleanRL", "Sample Factory", "rsl_rl", "RLlib"])
