@@ -477,7 +477,7 @@ def composition_message(error: HydraException | OmegaConfBaseException) -> str:
     # A name that does not exist: of a setting, or of an option of a group.
     if found := re.match(r"Could not override '([\w.]+)'", text):
         return unknown_setting(found[1], config_class())
-    if found := re.search(r"Could not (?:find|load|override) '([\w/]+/[\w-]+)'", text):
+    if found := re.search(r"Could not (?:find|load|override) '(\w+/[^'\s]+)'", text):
         return unknown_option(found[1], text)
     # Anything else: its lines joined, the key in front, the cause behind.
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -503,6 +503,10 @@ def unknown_option(path: str, text: str) -> str:
     if parts[0] == "hydra":
         options |= set(re.findall(r"^\t(\w+)$", text, re.MULTILINE))
     own = f"; one of your own goes by its import path, {example}" if (example := _EXAMPLES.get(group)) else ""
+    if group == "env":
+        own = f"; any other task goes by its id, env=gym env.id={option}"
+    if group == "model":
+        own = f"; one of your own goes by model.name={option if ':' in option else 'my_pkg.models:MyModel'}"
     return (
         f"{group}={option}: must be one of {', '.join(sorted(options))}{near(option, sorted(options))}{own}"
     )

@@ -1,6 +1,9 @@
 """Heads of policies, loss terms and metrics of one's own that cannot be: command lines with what is said of them."""
 
 LINES = {
+    "env=my_pkg.envs:Mine-v0": "any other task goes by its id, env=gym env.id=my_pkg.envs:Mine-v0",
+    "env=HalfCheetah-v5": "(did you mean halfcheetah?); any other task goes by its id, env=gym env.id=HalfCheetah-v5",
+    "model=my_pkg.models:Mine": "one of your own goes by model.name=my_pkg.models:Mine",
     "model.squash=tahn": "must be one of none, tanh (did you mean tanh?)",
     "model.squash=tanh": "model.squash=tanh has no effect on actions that are discrete",
     "model.log_std=state": "model.log_std=state has no effect on actions that are discrete",
