@@ -22,6 +22,7 @@ help:  ## list the targets
 	$(PYTHON) -m venv .venv
 	@$(PY) -m pip --version >/dev/null 2>&1 || { rm -rf .venv; \
 	  echo "$(PYTHON) makes environments without pip: apt-get install python3-venv, or name another: make PYTHON=python3.12"; exit 1; }
+	@echo "installing the packages of requirements.lock into .venv, with torch: a minute or two"
 	.venv/bin/pip install --quiet --disable-pip-version-check -r requirements.lock
 	.venv/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	touch $@
