@@ -19,7 +19,7 @@ from typing import Any
 CHECKOUT = Path(__file__).parents[1]
 sys.path.insert(0, str(CHECKOUT))
 
-from ddppo.config.compose import config_class, register  # noqa: E402
+from ddppo.config.compose import config_class, presets, register, schemas  # noqa: E402
 from ddppo.config.help import shown_default  # noqa: E402
 from ddppo.config.variants import SECTIONS_WITH_VARIANTS, keys_of, known  # noqa: E402
 
@@ -39,7 +39,7 @@ def settings_page() -> str:
     """Return the page: a table for each section, and for keys that only some variants of a section have."""
     register()
     tables, count = [], 0
-    for heading, rows in _tables(config_class()):
+    for heading, rows in [*_tables(config_class()), *_of_hydra()]:
         tables += [f"\n{'###' if heading.startswith('with ') else '##'} {heading}"]
         tables += ["| setting | default | meaning |", "|---|---|---|", *rows]
         count += len(rows)
@@ -55,6 +55,20 @@ def _tables(section: type, prefix: str = "") -> Iterator[tuple[str, list[str]]]:
             yield from _variants(item.name)
         elif (inner := _section(item)) is not None:
             yield from _tables(inner, f"{prefix}{item.name}.")
+
+
+def _of_hydra() -> Iterator[tuple[str, list[str]]]:
+    """Yield the tables of launchers and sweepers, such as hydra/launcher=slurm."""
+    for schema, section in schemas().items():
+        group, _, name = schema.rpartition("/")
+        if group.startswith("hydra/"):
+            users = [option for option in presets(group) if option.startswith(name.removesuffix("_schema"))]
+            rows = [
+                _row(item, group.replace("/", ".") + ".")
+                for item in fields(section)
+                if item.metadata.get("meaning")
+            ]
+            yield f"{group}={' and '.join(users)}", rows
 
 
 def _variants(section: str) -> Iterator[tuple[str, list[str]]]:
