@@ -9,25 +9,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from omegaconf import MISSING
-
 from ddppo.config.fields import setting
 from ddppo.config.settings import eval_seed
 from ddppo.errors import ConfigError
 from ddppo.options import door, parse
+from ddppo.policies.zoo import MEANING as ZOO
+from ddppo.policies.zoo import run_folder
 
 if TYPE_CHECKING:
     from ddppo.policies.playing import PlayedEpisode
 
 _USAGE = """python -m ddppo.enjoy outputs/cartpole/<stamp> [episodes=3] [deterministic=false] ...
 python -m ddppo.enjoy outputs/cartpole/<stamp> out=policy.gif
+python -m ddppo.enjoy zoo=cartpole out=policy.gif                  # a policy that comes with ddppo (docs/workloads.md)
 python -m ddppo.enjoy outputs/cage2/<stamp> out=game.html
 python -m ddppo.enjoy outputs/cloud/<stamp> episodes=3              # text: prints conversations"""
 
 
 @dataclass(slots=True)
 class EnjoyConfig:
-    run: str = setting(MISSING, "the run folder")
+    run: str = setting("", "the run folder")
+    zoo: str | None = setting(None, ZOO)
     out: str | None = setting(
         None,
         "file instead of a window: .gif or .mp4 (needs the extra video), or .html for a page with a slider, of "
@@ -53,6 +55,7 @@ def main() -> None:
 
 def enjoy(options: EnjoyConfig) -> None:
     """Show the episodes and print a line, or the conversation, of each. Raises ConfigError if there are no pictures."""
+    run = run_folder(options.run, options.zoo)
     out = None if options.out is None else Path(options.out)
     asked = f"out={out}"
 
@@ -72,7 +75,7 @@ def enjoy(options: EnjoyConfig) -> None:
 
     # 2. The policy, and the seeds of its episodes: those of its run unless another is given.
     seed = options.seed
-    found = trained(options.run, options.checkpoint, other_spaces=options.other_spaces)
+    found = trained(run, options.checkpoint, other_spaces=options.other_spaces)
     if seed is None:
         seed = eval_seed(found.config)
     if (told := evaluator_of(found.spec).conversations) is not None:

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from omegaconf import MISSING
-
 from ddppo import Command, device
 from ddppo.config.fields import setting
 from ddppo.config.settings import eval_seed
@@ -22,6 +20,8 @@ from ddppo.errors import AfterTrainingError, ConfigError, StorageError, Training
 from ddppo.files import jsonable, stored, write_json
 from ddppo.options import door, parse
 from ddppo.package import command
+from ddppo.policies.zoo import MEANING as ZOO
+from ddppo.policies.zoo import run_folder
 from ddppo.processes.signals import is_program
 from ddppo.terminal import printed_to_stderr, warn
 
@@ -29,12 +29,14 @@ if TYPE_CHECKING:
     from ddppo.policies.loading import Trained
 
 _USAGE = """python -m ddppo.evaluate outputs/cartpole/<stamp> [episodes=100] [video=true] [json=true] ...
-python -m ddppo.evaluate outputs/cartpole/* seeds=[0,1] out=scores.json"""
+python -m ddppo.evaluate outputs/cartpole/* seeds=[0,1] out=scores.json
+python -m ddppo.evaluate zoo=cartpole                  # a policy that comes with ddppo (docs/workloads.md)"""
 
 
 @dataclass(slots=True)
 class EvaluateConfig:
-    run: str = setting(MISSING, "the run folder")
+    run: str = setting("", "the run folder")
+    zoo: str | None = setting(None, ZOO)
     others: list[str] = setting(
         meaning="further run folders: words without a name, or run=[a,b]", factory=list
     )
@@ -169,9 +171,15 @@ def _check(options: EvaluateConfig) -> list[Path]:
         raise ConfigError(f"seed={options.seed} and seeds={options.seeds}: give one of them")
     if any(seed < 0 for seed in options.seeds) or len(set(options.seeds)) < len(options.seeds):
         raise ConfigError(f"seeds={options.seeds}: different numbers, each at least 0")
+    if options.zoo is not None and options.video:
+        raise ConfigError(
+            f"zoo={options.zoo} video=true: a video belongs to a run folder: use "
+            f"{command('ddppo.enjoy', f'zoo={options.zoo}', 'out=policy.mp4')}"
+        )
+    run = run_folder(options.run, options.zoo)
     # run=[a,b] is a list, unless a folder has that name.
-    is_list = options.run.startswith("[") and options.run.endswith("]") and not Path(options.run).exists()
-    given = [word.strip() for word in options.run[1:-1].split(",")] if is_list else [options.run]
+    is_list = run.startswith("[") and run.endswith("]") and not Path(run).exists()
+    given = [word.strip() for word in run[1:-1].split(",")] if is_list else [run]
     given += options.others
     folders = [Path(folder) for folder in given]
     for i, folder in enumerate(folders):

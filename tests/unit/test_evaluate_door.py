@@ -101,7 +101,7 @@ def test_help_needs_nothing(call):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "run= is missing (the run folder): python -m ddppo.evaluate"),
+        ([], "run= is missing (the run folder): give one, or zoo= with"),
         (["run=/no/such/folder"], "not a run folder"),
         (["run={run}", "episods=3"], "did you mean episodes"),
         (["run={run}", "episodes=0"], "episodes=0: must be at least 1"),
