@@ -9,8 +9,10 @@ from scipy.stats import trim_mean
 
 from ddppo.errors import ConfigError, RunFolderError
 from ddppo.records.event_file import EventFile
+from ddppo.study.page.png import png
 from ddppo.study.runs.command import plot
 from ddppo.study.runs.groups import PlotOptions, grouped
+from ddppo.study.runs.plot import groups_chart
 from ddppo.study.runs.records import read_records
 from tests.study.test_history import write_run
 from tests.study.test_runs_door import answered
@@ -65,6 +67,19 @@ def test_curves_of_other_lengths_are_held_not_interpolated_and_end_with_the_shor
     assert "all runs: its runs differ in ppo.total_steps, ppo.gamma, not in their seeds only" in found.notes
     hours = grouped(PlotOptions(str(tmp_path), x="hours"), {}).groups[0]
     assert hours.grid == pytest.approx([0.5 / 3600, 1 / 3600])
+
+
+def test_curves_that_hide_one_another_are_named_and_long_titles_are_cut(tmp_path):
+    for w in (1, 2):
+        for seed in range(3):
+            write_run(tmp_path / f"w{w}_{seed}", returns=(1.0, 2.0 + seed), seed=seed, world_size=w)
+    options = PlotOptions(str(tmp_path), group="dist.world_size,env.id,ppo.learning_rate")
+    found = grouped(options, {})
+    (note,) = found.notes
+    assert note.startswith("dist.world_size=1, env.id=CartPole-v1, ppo.learning_rate=")
+    assert note.endswith(": the same curve")
+    assert groups_chart(found).title == "rollout/return_mean"
+    assert png(groups_chart(found)).startswith(b"\x89PNG")
 
 
 def test_a_report_beside_the_runs_is_no_run(tmp_path):

@@ -23,6 +23,11 @@ _DASH = (5.0, 4.0)  # units drawn and left out
 _SIZES = {"title": 13}  # of letters; 11 elsewhere
 _ANCHORS = {"mid": "ms", "end": "rs"}  # Pillow's names of middle and right, on the baseline
 
+# Letters that Pillow's font lacks.
+_LETTERS = str.maketrans(
+    {"–": "-", "—": "-", "−": "-", "…": "...", "≥": ">=", "≤": "<=", "²": "^2", "µ": "u", "×": "x"}
+)
+
 Point = tuple[float, float]
 
 
@@ -147,7 +152,7 @@ class _Drawing:
     def _text(self, element: ElementTree.Element, at: Point, classes: list[str]) -> None:
         from PIL import ImageDraw
 
-        text = element.text or ""
+        text = (element.text or "").translate(_LETTERS)
         size = next((_SIZES[name] for name in classes if name in _SIZES), 11)
         anchor = next((_ANCHORS[name] for name in classes if name in _ANCHORS), "ls")
         x, y = float(element.get("x", 0)) + at[0], float(element.get("y", 0)) + at[1]

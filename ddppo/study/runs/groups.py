@@ -121,6 +121,9 @@ def grouped(options: PlotOptions, filters: Mapping[str, str]) -> Grouped:
         label = ", ".join(v if k in _PLACES else f"{k}={v}" for k, v in zip(keys, values, strict=True))
         groups.append(_curve_of(label or "all runs", values, runs, options))
         notes += _notes(groups[-1], options)
+    for i, group in enumerate(groups):  # the later one hides the other
+        same = [each.label for each in groups[:i] if _are_the_same(each, group)]
+        notes += [f"{label} and {group.label}: the same curve" for label in same[:1]]
     names = list(dict.fromkeys(member.metric for member in members))
     return Grouped(options, keys, " or ".join(names), groups, list(dict.fromkeys(notes)))
 
@@ -249,6 +252,11 @@ def _curve_of(
     nothing = [math.nan] * len(grid)
     low, high = ([end[i] for end in ends] if ends else nothing for i in (0, 1))
     return GroupCurve(label, values, members, grid, statistic(held.T).tolist(), low, high)
+
+
+def _are_the_same(one: GroupCurve, other: GroupCurve) -> bool:
+    """Return whether two curves are equal, up to the order in which their runs were added."""
+    return one.grid == other.grid and bool(np.allclose(one.middle, other.middle, rtol=1e-9, atol=0))
 
 
 def _notes(group: GroupCurve, options: PlotOptions) -> list[str]:

@@ -26,6 +26,7 @@ _FURTHER = {
     "rollout/fps": "steps/s",
 }
 _MAX_POINTS = 400  # of a line; more cannot be seen
+_LONGEST_TITLE = 48  # letters
 
 
 def write(found: Comparison, path: Path) -> None:
@@ -86,11 +87,15 @@ def groups_chart(found: Grouped) -> Chart:
     """Return the chart with a line and a band for each group; without a band, its runs are thin lines."""
     options, name = found.options, {"mean": "mean", "iqm": "interquartile mean"}[found.options.statistic]
     steps = options.x == "steps"
+    # A title that is too long for the picture becomes the metric; several metrics become the first.
+    first, *others = found.metric.split(" or ")
+    metric = found.metric if len(found.metric) <= _LONGEST_TITLE else f"{first} and others"
+    by = f" by {', '.join(found.keys)}" if found.keys else ""
     drawn = Chart(
         "groups",
-        found.metric + (f" by {options.group.replace(',', ', ')}" if found.keys else ""),
+        f"{metric}{by}" if len(metric + by) <= _LONGEST_TITLE else metric,
         Axis("environment steps" if steps else "hours of training", shows=(0.0,)),
-        Axis(found.metric),
+        Axis(f"{first} and others" if others else first),
         f"Lines: {name} over runs. Bands: 95 % percentile-bootstrap intervals over runs; nothing is interpolated.",
     )
     for group, colour in zip(found.groups, _COLOURS, strict=False):
