@@ -1,12 +1,13 @@
 """Make the pictures of the README and of the site again: about five minutes on two cores.
 
-    python docs/pictures/make.py [name ...]     # lander, report, circuit, cage2; all without a name
+    python docs/pictures/make.py [name ...]     # lander, report, circuit, cage2, topologies; all without a name
 
 Runs go to outputs/pictures, and a run that is there is not trained again. Pages become PNGs by chromium, or the
 program that the variable CHROMIUM names.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -77,7 +78,23 @@ def cage2() -> None:
     photographed(f"{page.as_uri()}#75", HERE / "cage2.png", 1000, 660)
 
 
+def topologies() -> None:
+    """The pictures of docs/topology_graphs.md, with the settings that stand there."""
+    page = (HERE.parent / "topology_graphs.md").read_text()
+    for name, settings, picture in re.findall(
+        r"## (\w+)[^\n]*\n(?:With `([^`]*)`\.\n)?\n!\[.*\]\((pictures/\w+\.svg)\)", page
+    ):
+        common = [
+            "env=cartpole",
+            f"distributed={name}",
+            "dist.world_size=5",
+            "env.num_envs=20",
+            *settings.split(),
+        ]
+        ddppo("fragments", *common, "format=svg", f"out={HERE.parent / picture}")
+
+
 if __name__ == "__main__":
-    for make in (lander, report, circuit, cage2):
+    for make in (lander, report, circuit, cage2, topologies):
         if len(sys.argv) == 1 or make.__name__ in sys.argv[1:]:
             make()

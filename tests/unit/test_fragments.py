@@ -16,7 +16,7 @@ from tests.support import CHECKOUT, PATIENCE_S
 
 SIZES = Sizes(96, 32, 20, 16, 16, 8, 36_600, 4)
 DOCS = (CHECKOUT / "docs" / "topology_graphs.md").read_text()
-GRAPHS = re.findall(r"## (\w+)\n(?:With `([^`]*)`\.\n)?\n```mermaid\n(.*?)\n```", DOCS, re.DOTALL)
+GRAPHS = re.findall(r"## (\w+)[^\n]*\n(?:With `([^`]*)`\.\n)?\n!\[.*\]\((pictures/\w+\.svg)\)", DOCS)
 ABOVE, OF_LETTER = (
     12,
     0.62,
@@ -47,14 +47,16 @@ LAYOUTS = {"three roles": THREE} | {
 }
 
 
-@pytest.mark.parametrize(("name", "settings", "graph"), GRAPHS, ids=[name for name, *_ in GRAPHS])
-def test_the_docs_show_the_graph_that_the_command_draws(name, settings, graph):
+@pytest.mark.parametrize(("name", "settings", "picture"), GRAPHS, ids=[picture for *_, picture in GRAPHS])
+def test_the_docs_show_the_graph_that_the_command_draws(name, settings, picture):
     sizes = ["env=cartpole", "dist.world_size=5", "env.num_envs=20"]
-    assert as_mermaid(fragments(composed([*sizes, f"distributed={name}", *settings.split()]))) == graph
+    config = composed([*sizes, f"distributed={name}", *settings.split()])
+    drawn = as_svg(fragments(config), f"{name}, W={config.dist.world_size}, CartPole-v1")
+    assert (CHECKOUT / "docs" / picture).read_text() == drawn, "python docs/pictures/make.py topologies"
 
 
 def test_the_docs_show_every_topology():
-    assert [name for name, *_ in GRAPHS if name in TOPOLOGIES] == list(TOPOLOGIES)
+    assert list(dict.fromkeys(name for name, *_ in GRAPHS)) == list(TOPOLOGIES)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
@@ -82,6 +84,15 @@ def test_the_text_says_what_each_role_runs_and_what_travels(layout):
     said = as_text(layout, "a title")
     assert all(step in said for each in layout.roles for step in each.does)
     assert all(f"{message.source} -> {message.target}" in said for message in layout.messages)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_the_graph_for_mermaid_has_each_role_and_each_message(layout):
+    lines = [line.strip() for line in as_mermaid(layout).splitlines()]
+    assert lines[0] == "flowchart LR"
+    assert all(any(line.startswith(f'{each.name}["') for line in lines) for each in layout.roles)
+    sent = re.findall(r"^(\w+) -->\|.*\| (\w+)$", "\n".join(lines), re.MULTILINE)
+    assert sorted(sent) == sorted((message.source, message.target) for message in layout.messages)
 
 
 def test_the_door_prints_them():
