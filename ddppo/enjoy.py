@@ -33,7 +33,7 @@ class EnjoyConfig:
     out: str | None = setting(
         None,
         "file instead of a window: .gif or .mp4 (needs the extra video), or .html for a page with a slider, of "
-        "tasks that draw one, such as CAGE 2",
+        "tasks that draw one, such as CAGE 2. null is a window, or an .mp4 where there is no display",
     )
     checkpoint: str = setting("last", "last, best, or the path of a checkpoint file")
     episodes: int = setting(1, "number of episodes to show", low=1)
@@ -60,7 +60,7 @@ def enjoy(options: EnjoyConfig) -> None:
     asked = f"out={out}"
 
     from ddppo.policies.pictures import check_pictures
-    from ddppo.policies.playing import check_draws, record, show
+    from ddppo.policies.playing import check_draws, film_instead_of_window, record, show
 
     # 1. Can pictures be written? A mistake should cost no episode.
     if out is not None:
@@ -89,6 +89,11 @@ def enjoy(options: EnjoyConfig) -> None:
             print(text if number == 0 else f"\n{text}", flush=True)
         return
     policy = LoadedPolicy(found, 0 if options.seed is None else seed)
+    if out is None and (out := film_instead_of_window(policy)) is not None:
+        asked = f"out={out}"
+        print(
+            f"no display: the episodes go to {out} instead of a window (out= names another file)", flush=True
+        )
     # 3. Play, in a window or into a file.
     episodes = range(options.episodes)
     played: Iterable[PlayedEpisode]

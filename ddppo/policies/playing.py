@@ -5,7 +5,10 @@ that the task can be drawn. Episodes have the same seeds as in an evaluation (lo
 here is episode 3 there.
 """
 
+import itertools
 import os
+import re
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,6 +37,7 @@ from ddppo.spaces import each
 
 _COUNTS = "ddppo.counts"  # key in the infos of a Game: whether the step was a transition
 _ZOOM = 4  # enlargement of a game's observation, 84 x 84 pixels
+_DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")  # variables that name one
 _GAME_FPS = 60  # frames per second of an Atari game
 
 
@@ -200,6 +204,30 @@ def show(
         task.close()
 
 
+def is_without_display() -> bool:
+    """Return whether no window can open here: on Linux neither an X server, nor Wayland, nor a video driver."""
+    return sys.platform == "linux" and not any(map(os.environ.get, _DISPLAYS))
+
+
+def film_instead_of_window(policy: LoadedPolicy) -> Path | None:
+    """Return a new file name in the current folder if the task would open a window, and there is no display."""
+    env = policy.trained.config.env
+    if not is_without_display() or (env.backend == "device" and not env.is_ale):
+        return None
+    if not env.is_ale:
+        task = task_of(env)
+        try:
+            modes, module = task.metadata.get("render_modes", []), type(task.unwrapped).__module__
+        finally:
+            task.close()
+        # Tasks with render_mode=ansi print themselves as text in mode human too; only Gymnasium's open a window.
+        if "rgb_array" not in modes or ("ansi" in modes and not module.startswith("gymnasium.")):
+            return None
+    stem = re.split(r"[/:]", env.id)[-1]  # MyEnv-v0 of my_pkg.envs:mine/MyEnv-v0
+    numbered = (Path(f"{stem}{'' if number == 1 else f'_{number}'}.mp4") for number in itertools.count(1))
+    return next(path for path in numbered if not path.exists())
+
+
 def record(
     policy: LoadedPolicy, episodes: Sequence[int], seed: int, path: Path, *, asked: str, deterministic: bool = True,
     fps: float | None = None,
@@ -246,14 +274,46 @@ def check_draws(policy: LoadedPolicy, path: Path, asked: str) -> None:
 @contextmanager
 def _drawn(policy: LoadedPolicy, path: Path) -> Iterator[gym.Env]:
     """Make the policy's task for render_mode=rgb_array, or html for a page, and close it at the end."""
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # lets pygame draw without a screen
-    os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
-    mode = "html" if path.suffix == PAGE else "rgb_array"
-    task = task_of(eval_env(policy.trained.config), render_mode=mode)
+    # SDL: lets pygame draw without a screen. MuJoCo draws by OpenGL, which asks for a display otherwise.
+    variables = {"SDL_VIDEODRIVER": "dummy", "XDG_RUNTIME_DIR": tempfile.gettempdir()}
+    variables |= {"MUJOCO_GL": "egl"} if is_without_display() else {}
+    ours = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(ours)
     try:
+        yield from _made(policy, path)
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)
+
+
+def _made(policy: LoadedPolicy, path: Path) -> Iterator[gym.Env]:
+    mode = "html" if path.suffix == PAGE else "rgb_array"
+    env = eval_env(policy.trained.config)
+    try:
+        task = task_of(env, render_mode=mode)
+    except ConfigError as e:
+        raise ConfigError(f"{e}{_how_to_draw(e)}") from e
+    try:
+        if mode == "html" and mode not in task.metadata.get("render_modes", []):
+            raise ConfigError(f"out={path}: {env.id} draws no page: use a file that ends in .gif or .mp4")
         yield task
+    except EnvError as e:
+        if not (remedy := _how_to_draw(e)):
+            raise
+        raise EnvError(f"{e}{remedy}") from e
     finally:
         task.close()
+
+
+def _how_to_draw(error: Exception) -> str:
+    """Return what to do if OpenGL, by which MuJoCo draws, is missing; "" for any other error."""
+    if not re.search(r"OpenGL|mujoco_rendering|mujoco/(egl|osmesa|glfw)", str(error)):
+        return ""
+    return (
+        f"; MuJoCo draws by OpenGL, here with MUJOCO_GL={os.environ.get('MUJOCO_GL', 'glfw')}: without a display set "
+        "MUJOCO_GL=egl, which needs libEGL of the GPU's driver or of Mesa (apt install libegl1 libgl1-mesa-dri), or "
+        "MUJOCO_GL=osmesa (apt install libosmesa6)"
+    )
 
 
 def _fps(task: gym.Env) -> float:

@@ -72,6 +72,12 @@ class MaskedEnv(AnyEnv):
         return obs | {"action_mask": np.array([1, 0, 1], np.int8)}, *others
 
 
+class PrintedEnv(AnyEnv):
+    """Prints itself in render_mode=human."""
+
+    metadata = {"render_modes": ["human", "ansi", "rgb_array"], "render_fps": 10}  # noqa: RUF012
+
+
 class BitsEnv(AnyEnv):
     action_space = MultiBinary((2, 2))
 
@@ -147,6 +153,7 @@ for task in (
     ShiftingEnv,
     ChosenEnv,
     MaskedEnv,
+    PrintedEnv,
     BitsEnv,
     BoundedEnv,
     WholeEnv,

@@ -1,9 +1,15 @@
 """The door `ddppo.enjoy`: a policy in a window or in a file."""
 
+import re
+
 import pytest
 
 from ddppo.enjoy import EnjoyConfig, enjoy
 from ddppo.errors import ConfigError, EnvError
+from ddppo.policies import playing
+from ddppo.policies.acting import LoadedPolicy
+from ddppo.policies.loading import trained
+from ddppo.policies.playing import film_instead_of_window
 from tests.unit.policy_tasks import run_folder
 
 
@@ -64,3 +70,38 @@ def test_a_task_without_pictures_says_so(tmp_path):
     run = run_folder(tmp_path, "tests.unit.seen_tasks:seen/Picture-v0", normalized=False)
     with pytest.raises(ConfigError, match="render_mode"):
         enjoy(EnjoyConfig(str(run), out=str(tmp_path / "x.gif")))
+
+
+@pytest.fixture
+def no_display(monkeypatch, tmp_path):
+    monkeypatch.setattr("sys.platform", "linux")
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MUJOCO_GL", "egl")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_without_a_display_the_episodes_go_to_a_new_file_and_the_command_says_so(no_display, capsys):
+    pytest.importorskip("imageio", reason="needs the extra video: pip install '.[video]'")
+    run = str(run_folder(no_display / "run", "BitsEnv"))
+    for number, name in ((1, "BitsEnv-v0.mp4"), (2, "BitsEnv-v0_2.mp4")):
+        enjoy(EnjoyConfig(run))
+        said = capsys.readouterr().out
+        assert re.search(rf"no display: the episodes go to {name} instead of a window", said), number
+    assert len(list(no_display.glob("*.mp4"))) == 2
+
+
+def test_a_task_that_prints_itself_needs_no_display(no_display):
+    policy = LoadedPolicy(trained(run_folder(no_display / "run", "PrintedEnv")))
+    assert film_instead_of_window(policy) is None
+
+
+def test_missing_opengl_is_named_with_what_to_set(monkeypatch):
+    monkeypatch.setenv("MUJOCO_GL", "egl")
+    fault = EnvError(
+        "Hopper-v5 failed: FatalError: no context, in __init__ (gymnasium/mujoco_rendering.py:76)"
+    )
+    assert "here with MUJOCO_GL=egl" in playing._how_to_draw(fault)
+    assert "MUJOCO_GL=osmesa (apt install" in playing._how_to_draw(fault)
+    assert playing._how_to_draw(EnvError("Hopper-v5 failed: KeyError: 'x'")) == ""

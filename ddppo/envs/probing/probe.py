@@ -198,7 +198,8 @@ def _explained(env: EnvConfig, call: Callable[[], T]) -> T:
         elif unknown and unknown[1] == "render_mode":
             message = (
                 f"env.id={env.id} takes no render_mode, so it cannot be rendered: let its __init__ take "
-                "render_mode=None, its metadata list the modes, and its render() return a picture"
+                "render_mode=None, its metadata list the modes, and its render() return a picture; "
+                "ddppo.evaluate needs no pictures"
             )
         else:
             settings = f"env.id={env.id} with env.kwargs={env.kwargs}"
