@@ -34,7 +34,8 @@ def layers(inputs: int, outputs: int, config: MlpSettings) -> nn.Sequential:
     """Return a network with the hidden layers of model=mlp."""
     sizes = list(config.hidden_sizes)
     found = nn.Sequential(
-        *hidden_layers(inputs, sizes, config.activation), linear(sizes[-1], outputs, gain=1.0)
+        *hidden_layers(inputs, sizes, config.activation, layer_norm=config.layer_norm),
+        linear(sizes[-1], outputs, gain=1.0),
     )
     begin_layers_(found, config)
     return found

@@ -90,6 +90,9 @@ class LayerSettings(ModelSettings):
 
 @dataclass(slots=True)
 class MlpSettings(LayerSettings):
+    layer_norm: bool = setting(
+        False, "layer normalisation in each hidden layer, between its weights and its activation"
+    )
     orthogonal: bool | None = setting(
         None,
         "true begins with orthogonal weights and biases of 0; false with torch's own, both uniform "
@@ -98,6 +101,11 @@ class MlpSettings(LayerSettings):
 
     def check(self) -> None:
         _check_hidden(self)
+        if self.layer_norm and min(self.hidden_sizes) < 2:
+            raise ConfigError(
+                f"model.layer_norm=true with model.hidden_sizes={self.hidden_sizes}: a layer of 1 unit, normalised, is "
+                "0 for every observation: use at least 2 units, or model.layer_norm=false"
+            )
 
 
 @dataclass(slots=True)

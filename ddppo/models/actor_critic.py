@@ -274,14 +274,18 @@ class MLP(ActorCritic):
         self.is_vector = isinstance(spec.obs, ArraySpec) and len(spec.obs.shape) == 1 and spec.obs.is_float
         self.is_box = spec.action.kind == "box"
         self.shared_trunk = config.shared_trunk
-        self.activation = config.activation
+        self.activation, self.layer_norm = config.activation, config.layer_norm
         sizes = list(config.hidden_sizes)
         # The order in which layers are made decides their random initialisation: trunks, then heads.
         self.policy_spec, self.value_spec = read_by_policy(spec), read_by_values(spec)
-        self.policy_trunk = hidden_layers(self.policy_spec.obs_size, sizes, config.activation)
+        self.policy_trunk = hidden_layers(
+            self.policy_spec.obs_size, sizes, config.activation, layer_norm=config.layer_norm
+        )
         self.value_trunk = self.policy_trunk
         if not config.shared_trunk:
-            self.value_trunk = hidden_layers(self.value_spec.obs_size, sizes, config.activation)
+            self.value_trunk = hidden_layers(
+                self.value_spec.obs_size, sizes, config.activation, layer_norm=config.layer_norm
+            )
         elif is_asymmetric(spec) and isinstance(self.value_spec.obs, dict):
             raise ConfigError(
                 "model.shared_trunk=true: this task lets its value function read other arrays than its policy "
@@ -332,11 +336,17 @@ class MLP(ActorCritic):
         return policy_params(self.policy_head(hidden), self.log_std, is_box=self.is_box)
 
 
-def hidden_layers(inputs: int, sizes: list[int], activation: str) -> nn.Sequential:
-    """Return linear layers with `sizes` units and orthogonal weights, each followed by the activation."""
+def hidden_layers(
+    inputs: int, sizes: list[int], activation: str, *, layer_norm: bool = False
+) -> nn.Sequential:
+    """Return linear layers with `sizes` units and orthogonal weights, each followed by the activation.
+
+    layer_norm: layer normalisation, with a gain of 1 and a shift of 0 at first, comes between the two.
+    """
     layers: list[nn.Module] = []
     for outputs in sizes:
-        layers += [linear(inputs, outputs, gain=2**0.5), ACTIVATIONS[activation]()]
+        norm = [nn.LayerNorm(outputs)] if layer_norm else []
+        layers += [linear(inputs, outputs, gain=2**0.5), *norm, ACTIVATIONS[activation]()]
         inputs = outputs
     return nn.Sequential(*layers)
 
@@ -397,7 +407,8 @@ class Flat(Trunk):
     def __init__(self, spec: EnvSpec, config: LayerSettings, sizes: list[int]) -> None:
         super().__init__()
         self.spec = spec
-        self.layers = hidden_layers(spec.obs_size, sizes, config.activation)
+        layer_norm = isinstance(config, MlpSettings) and config.layer_norm
+        self.layers = hidden_layers(spec.obs_size, sizes, config.activation, layer_norm=layer_norm)
         self.num_features = sizes[-1]
         self.num_products = sum(p.numel() for p in self.layers.parameters() if p.dim() == 2)
 

@@ -20,6 +20,8 @@ LINES = {
     "log.metrics=my_pkg.metrics:told": "log.metrics=my_pkg.metrics:told: must be a list, in brackets, as [a,b]",
     "log.trackers=wandb": "log.trackers=wandb: must be a list, in brackets",
     "ppo.losses=my_pkg.losses:still": "ppo.losses=my_pkg.losses:still: must be names and values, in braces",
+    "model.layer_norm=true model.hidden_sizes=[8,1]": "a layer of 1 unit, normalised, is 0 for every observation",
+    "model=cnn model.layer_norm=true": "no setting model.layer_norm with model.name=cnn: it is of model=mlp",
     "model.hidden_sizes=64": "model.hidden_sizes=64: must be a list, in brackets",
     "log.metrics=[told]": "log.metrics=[told]: must be an import path like my_pkg.metrics:pushed_left",
     "log.metrics=[math:pi]": "log.metrics=[math:pi]: is of type float: it must be a function, or a class with __call__",

@@ -87,14 +87,14 @@ def test_parameters_metrics_and_evaluations_are_the_same_bits(arguments, world_s
 
 
 def test_by_default_they_are_too(tmp_path):
-    settings = ["env=cartpole", "ppo.normalize_obs=true", "eval.every_steps=512"]
-    assert_same_bits(folders := runs(tmp_path, *settings, reduction="auto", world_sizes="1,2"))
+    settings = ["env=cartpole", "model.layer_norm=true", "ppo.normalize_obs=true", "eval.every_steps=512"]
+    assert_same_bits(folders := runs(tmp_path, *settings, reduction="auto", world_sizes="1,4"))
     assert {summary(path)["derived"]["sums"] for path in folders.values()} == {
         "ordered: the same bits at W = 1, 2, 4 and 8"
     }
     # The policy's scores are those of the last evaluation, whichever number of episodes are side by side.
     final = summary(folders[1])["eval"]["final"]["return_mean"]
-    said = door(f"run={folders[2]}", "episodes=11", module="ddppo.evaluate", run_dir=tmp_path).stdout
+    said = door(f"run={folders[4]}", "episodes=11", module="ddppo.evaluate", run_dir=tmp_path).stdout
     assert f"{final:.2f}" in said
 
 

@@ -73,7 +73,7 @@ void say(const std::string& what, const std::string& shape, uint64_t hash) {
 struct Task {
   const char* name;
   Activation activation;
-  bool shared;
+  bool shared, norm;
   ActionKind kind;
   long obs, sizes;  // sizes: choices of a discrete action, dimensions of a box
   std::vector<long> hidden;
@@ -85,19 +85,20 @@ struct Network {
     const bool is_box = task.kind == kBox;
     std::vector<int64_t> offsets;
     int64_t total = 0;
-    auto linear = [&](long in, long out) {
-      offsets.push_back(total), total += in * out;
-      offsets.push_back(total), total += out;
-    };
+    auto place = [&](long size) { offsets.push_back(total), total += size; };
+    auto linear = [&](long in, long out) { place(in * out), place(out); };
     for (int trunk = 0; trunk < (task.shared ? 1 : 2); trunk++) {
       long in = task.obs;
-      for (long out : task.hidden) linear(in, out), in = out;
+      for (long out : task.hidden) {
+        linear(in, out), in = out;
+        if (task.norm) place(out), place(out);
+      }
     }
     linear(task.hidden.back(), task.sizes), linear(task.hidden.back(), 1);
-    if (is_box) offsets.push_back(total), total += task.sizes;
+    if (is_box) place(task.sizes);
     parameters = numbers<Real>(total, -0.4, 0.4);
     gradient.assign(total, 0);
-    std::vector<int64_t> d = {sizeof(Real) == 8, task.activation, task.shared, task.kind, task.obs};
+    std::vector<int64_t> d = {sizeof(Real) == 8, task.activation, task.shared, task.norm, task.kind, task.obs};
     d.push_back(int64_t(task.hidden.size()));
     d.insert(d.end(), task.hidden.begin(), task.hidden.end());
     d.push_back(1), d.push_back(task.sizes);
@@ -241,11 +242,13 @@ void advantages() {
 
 int main() {
   const Task tasks[] = {
-      {"tanh-discrete", kTanh, false, kDiscrete, 4, 3, {64, 64}},
-      {"tanh-box", kTanh, true, kBox, 17, 6, {33, 9}},
-      {"relu-box", kRelu, false, kBox, 16, 2, {48}},
-      {"silu-box", kSilu, false, kBox, 16, 2, {48}},
-      {"gelu-discrete", kGelu, true, kDiscrete, 4, 3, {33}},
+      {"tanh-discrete", kTanh, false, false, kDiscrete, 4, 3, {64, 64}},
+      {"tanh-box", kTanh, true, false, kBox, 17, 6, {33, 9}},
+      {"relu-box", kRelu, false, false, kBox, 16, 2, {48}},
+      {"silu-box", kSilu, false, false, kBox, 16, 2, {48}},
+      {"gelu-discrete", kGelu, true, false, kDiscrete, 4, 3, {33}},
+      {"norm-tanh-discrete", kTanh, false, true, kDiscrete, 4, 3, {64, 33}},
+      {"norm-silu-box", kSilu, true, true, kBox, 17, 6, {37, 9}},
   };
   for (const Task& task : tasks) {
     networks<float>(task, "float");

@@ -20,7 +20,7 @@ from tests.support import CHECKOUT, PATIENCE_S
 from tests.unit.policy_tasks import run_folder
 
 EVERY = {
-    "ChosenEnv": {},
+    "ChosenEnv": {"layer_norm": True},
     "MaskedEnv": {},
     "BitsEnv": {},
     "FarEnv": {"mean": 1e8},

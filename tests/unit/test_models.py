@@ -65,6 +65,19 @@ def test_layers_may_start_as_torch_s_own_do():
     )
 
 
+@pytest.mark.parametrize("memory", ["none", "lstm"])
+def test_layers_are_normalised_before_their_activation_and_begin_with_the_weights_of_plain_ones(memory):
+    settings = {"hidden_sizes": [16, 8], "memory": memory, "shared_trunk": memory != "none"}
+    normed, plain = model(layer_norm=True, **settings), model(**settings)
+    trunk, other_trunk = (b.policy_trunk if memory == "none" else b.trunk.layers for b in (normed, plain))
+    assert [type(layer) for layer in trunk] == [nn.Linear, nn.LayerNorm, nn.Tanh] * 2
+    for one, other in zip(linears(trunk), linears(other_trunk), strict=True):
+        assert torch.equal(one.weight, other.weight)
+    x = torch.randn(7, 16, dtype=torch.float64)
+    z = x - x.mean(1, keepdim=True)
+    torch.testing.assert_close(trunk[1](x), z / (z.square().mean(1, keepdim=True) + 1e-5).sqrt())
+
+
 @pytest.mark.parametrize("sizes", [[4], [8, 4], [3, 5, 7, 9]])
 def test_hidden_layers_are_as_many_and_as_wide_as_asked(sizes):
     built = model(hidden_sizes=sizes, activation="relu")
@@ -74,10 +87,11 @@ def test_hidden_layers_are_as_many_and_as_wide_as_asked(sizes):
     assert (params.shape, values.shape) == ((2, 7, 3), (2, 7))
 
 
+@pytest.mark.parametrize("layer_norm", [False, True])
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("spec", [DISCRETE, BOX])
-def test_acting_and_bootstrapping_compute_what_learning_computes(spec, shared):
-    built = model(spec, shared_trunk=shared)
+def test_acting_and_bootstrapping_compute_what_learning_computes(spec, shared, layer_norm):
+    built = model(spec, shared_trunk=shared, layer_norm=layer_norm)
     obs = torch.randn(6, 5, dtype=torch.float64)
     params, values = built(obs)
     torch.testing.assert_close(built.action_params(obs), params, rtol=0, atol=0)

@@ -34,47 +34,66 @@ def network_of(spec, config, dtype=torch.float32):
     return model, CppNetwork(model, spec, parameters.vector), parameters
 
 
+@pytest.mark.parametrize("layer_norm", [False, True])
 @pytest.mark.parametrize("activation", ["tanh", "relu", "elu", "leaky_relu", "silu", "gelu"])
-def test_every_activation_that_it_knows_is_torchs(activation, monkeypatch):
+def test_every_activation_that_it_knows_is_torchs(activation, layer_norm, monkeypatch):
     assert_equal(
         both(
             EnvSpec(ArraySpec((4,)), DISCRETE),
             "native",
             monkeypatch,
-            settings_of("model", activation=activation),
-        )
-    )
-
-
-@pytest.mark.parametrize("hidden_sizes", [[1], [70, 33], [130, 9, 20, 5]])
-@pytest.mark.parametrize("obs_size", [1, 17, 65])
-def test_every_width_is_torchs(hidden_sizes, obs_size, monkeypatch):
-    assert_equal(
-        both(
-            EnvSpec(ArraySpec((obs_size,)), BOX),
-            "native",
-            monkeypatch,
-            settings_of("model", hidden_sizes=hidden_sizes),
+            settings_of("model", activation=activation, layer_norm=layer_norm),
         )
     )
 
 
 @pytest.mark.parametrize(
-    ("action", "activation"), [(DISCRETE, "tanh"), (BOX, "tanh"), (DISCRETE, "silu"), (BOX, "gelu")], ids=str
+    ("hidden_sizes", "layer_norm"),
+    [([1], False), ([70, 33], False), ([130, 9, 20, 5], False), ([70, 33, 4], True), ([130, 17], True)],
 )
-def test_in_float32_it_is_autograds_gradient_up_to_rounding(action, activation):
+@pytest.mark.parametrize("obs_size", [1, 17, 65])
+def test_every_width_is_torchs(hidden_sizes, layer_norm, obs_size, monkeypatch):
+    assert_equal(
+        both(
+            EnvSpec(ArraySpec((obs_size,)), BOX),
+            "native",
+            monkeypatch,
+            settings_of("model", hidden_sizes=hidden_sizes, layer_norm=layer_norm),
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("action", "model"),
+    [
+        (DISCRETE, {"activation": "tanh"}),
+        (BOX, {"activation": "tanh"}),
+        (DISCRETE, {"activation": "silu"}),
+        (BOX, {"activation": "gelu"}),
+        (DISCRETE, {"layer_norm": True}),
+        (BOX, {"layer_norm": True, "activation": "silu"}),
+    ],
+    ids=str,
+)
+def test_in_float32_it_is_autograds_gradient_up_to_rounding(action, model):
     spec = EnvSpec(ArraySpec((17,)), action)
-    config = settings_of("model", hidden_sizes=[64, 64], activation=activation)
+    config = settings_of("model", hidden_sizes=[64, 64], **model)
     model, network, parameters = network_of(spec, config)
     step = CppStep(network, PPOSettings(), torch.optim.Adam([parameters.vector]), Group())
     assert worst_error(step, spec, model, PPOSettings()) < 2e-6
 
 
-@pytest.mark.parametrize(("action", "shared_trunk"), [(DISCRETE, False), (BOX, True)], ids=str)
-def test_a_loss_in_torch_differentiates_the_network_in_cpp_as_it_does_torchs_layers(action, shared_trunk):
+@pytest.mark.parametrize(
+    ("action", "shared_trunk", "layer_norm"),
+    [(DISCRETE, False, False), (DISCRETE, False, True), (BOX, True, False)],
+    ids=str,
+)
+def test_a_loss_in_torch_differentiates_the_network_in_cpp_as_it_does_torchs_layers(
+    action, shared_trunk, layer_norm
+):
     """A loss that calls the model twice, reads a parameter, and differentiates a gradient."""
     spec = EnvSpec(ArraySpec((5,)), action)
-    config = settings_of("model", shared_trunk=shared_trunk, hidden_sizes=[9, 7])
+    config = settings_of("model", shared_trunk=shared_trunk, hidden_sizes=[9, 7], layer_norm=layer_norm)
     model, _, parameters = network_of(spec, config, torch.float64)
     obs = torch.randn(2, 130, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
@@ -98,9 +117,11 @@ def test_a_loss_in_torch_differentiates_the_network_in_cpp_as_it_does_torchs_lay
     assert torch.equal(found, expected)
 
 
-def test_policy_and_values_are_the_models():
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_policy_and_values_are_the_models(layer_norm):
     spec = EnvSpec(ArraySpec((5,)), BOX)
-    model, network, _ = network_of(spec, settings_of("model", log_std_init=-0.5), torch.float64)
+    config = settings_of("model", log_std_init=-0.5, layer_norm=layer_norm)
+    model, network, _ = network_of(spec, config, torch.float64)
     obs = torch.rand(7, 3, 5, dtype=torch.float64)
     network.refresh()
     params = network.policy(obs.reshape(-1, 5), torch.empty(21, 4, dtype=torch.float64))
@@ -110,9 +131,10 @@ def test_policy_and_values_are_the_models():
     torch.testing.assert_close(network.values(obs), model.value(obs).detach(), rtol=1e-12, atol=1e-12)
 
 
-def test_a_row_does_not_depend_on_the_rows_beside_it_to_the_bit():
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_a_row_does_not_depend_on_the_rows_beside_it_to_the_bit(layer_norm):
     spec = EnvSpec(ArraySpec((4,)), DISCRETE)
-    _, network, _ = network_of(spec, settings_of("model", hidden_sizes=[64, 64]))
+    _, network, _ = network_of(spec, settings_of("model", hidden_sizes=[64, 64], layer_norm=layer_norm))
     obs = torch.randn(1000, 4)
     network.refresh()
     whole, values = network.policy(obs, torch.empty(1000, 3)), network.values(obs)
@@ -137,15 +159,19 @@ OWN_TERM = {"own": {"term": "tests.unit.test_own_losses:everything", "coef": 0.3
 
 
 @pytest.mark.parametrize(
-    ("action", "shared_trunk", "losses"),
-    [(DISCRETE, True, {}), (DISCRETE, False, OWN_TERM), (BOX, False, {}), (BOX, True, OWN_TERM)],
+    ("action", "model", "losses"),
+    [
+        (DISCRETE, {"shared_trunk": True}, {}),
+        (DISCRETE, {"layer_norm": True}, OWN_TERM),
+        (BOX, {}, {}),
+        (BOX, {"layer_norm": True}, {}),
+        (BOX, {"shared_trunk": True}, OWN_TERM),
+    ],
     ids=str,
 )
-def test_the_gradient_of_a_shard_is_the_same_bits_beside_any_others(action, shared_trunk, losses):
+def test_the_gradient_of_a_shard_is_the_same_bits_beside_any_others(action, model, losses):
     spec, sizes = EnvSpec(ArraySpec((17,)), action), (70, 0, 130, 5)
-    model, network, _ = network_of(
-        spec, settings_of("model", hidden_sizes=[64, 33], shared_trunk=shared_trunk)
-    )
+    model, network, _ = network_of(spec, settings_of("model", hidden_sizes=[64, 33], **model))
     samples = example(spec, model, sum(sizes), torch.Generator().manual_seed(0))
     ends = np.cumsum((0, *sizes)).tolist()
 

@@ -267,8 +267,8 @@ using namespace ddppo;
 extern "C" {
 
 // Make a network that reads `parameters` and writes `gradient`, two flat vectors [num_parameters] that outlive it.
-// description: is_double, activation, shared_trunk, kind of action, obs_size, num_hidden, hidden..., num_sizes,
-// sizes..., num_offsets, offsets..., num_parameters.
+// description: is_double, activation, shared_trunk, layer_norm, kind of action, obs_size, num_hidden, hidden...,
+// num_sizes, sizes..., num_offsets, offsets..., num_parameters.
 void* network_create(const int64_t* description, void* parameters, void* gradient) {
   const int64_t* at = description;
   const bool is_double = *at++;
@@ -276,6 +276,7 @@ void* network_create(const int64_t* description, void* parameters, void* gradien
   Actions actions;
   shape.activation = static_cast<Activation>(*at++);
   shape.shared_trunk = *at++;
+  shape.layer_norm = *at++;
   actions.kind = static_cast<ActionKind>(*at++);
   shape.is_box = actions.kind == kBox;
   shape.obs_size = *at++;

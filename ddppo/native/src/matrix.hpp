@@ -39,6 +39,9 @@ struct Simd {
   static V all(Real x) { return x - V{}; }
 };
 
+template <class Real>
+using V = typename Simd<Real>::V;
+
 // a * b + c, rounded once. Processors without the instruction (x86 before 2013) round twice, in every tile alike.
 inline Simd<float>::V fma(Simd<float>::V a, Simd<float>::V b, Simd<float>::V c) {
 #if defined(__AVX512F__)
@@ -96,6 +99,20 @@ class Buffer {
   Real* data_ = nullptr;
   std::size_t size_ = 0;
 };
+
+// Add to `sums` [width] the vectors that entry(r, n) returns for rows r = 0, 1, ..., rows - 1 and columns from n on.
+template <class Real, class F>
+inline void add_rows(Real* sums, long rows, long width, F&& entry) {
+  for (long n = 0; n < width; n += Simd<Real>::lanes) {
+    // Four chains of sums, so that additions do not wait for one another.
+    V<Real> chains[4] = {Simd<Real>::load(sums + n)};
+    long r = 0;
+    for (; r + 4 <= rows; r += 4)
+      for (int j = 0; j < 4; j++) chains[j] += entry(r + j, n);
+    for (; r < rows; r++) chains[0] += entry(r, n);
+    Simd<Real>::store(sums + n, (chains[0] + chains[1]) + (chains[2] + chains[3]));
+  }
+}
 
 // The left factor of a product: entry (m, k) is data[m * row + k * column].
 template <class Real>

@@ -18,15 +18,11 @@
 #include <memory>
 #include <vector>
 
-#include "activations.hpp"
-#include "matrix.hpp"
+#include "layer_norm.hpp"
 
 namespace ddppo {
 
 constexpr long kBlockRows = 96;
-
-template <class Real>
-using V = typename Simd<Real>::V;
 
 // How products begin and end ---------------------------------------------------------------------------------------
 //
@@ -142,16 +138,9 @@ class Linear {
       product<Real>({x, 1, in_width}, rows_of(dz, out_width), in, out_width, rows, Added<Real>{weights, out_width});
     else
       product<Real>({dz, 1, out_width}, rows_of(x, in_width), out, in_width, rows, Added<Real>{weights, in_width});
-    Real* biases = bias_sum(shard);
-    for (long n = 0; n < out_width; n += Simd<Real>::lanes) {
-      // Four chains of sums, so that additions do not wait for one another.
-      V<Real> sums[4] = {Simd<Real>::load(biases + n)};
-      long r = 0;
-      for (; r + 4 <= rows; r += 4)
-        for (int j = 0; j < 4; j++) sums[j] += Simd<Real>::load(dz + (r + j) * out_width + n);
-      for (; r < rows; r++) sums[0] += Simd<Real>::load(dz + r * out_width + n);
-      Simd<Real>::store(biases + n, (sums[0] + sums[1]) + (sums[2] + sums[3]));
-    }
+    add_rows<Real>(bias_sum(shard), rows, out_width, [dz, width = out_width](long r, long n) {
+      return Simd<Real>::load(dz + r * width + n);
+    });
   }
 
   // Copy the sums of a shard to its flat gradient.
@@ -213,6 +202,8 @@ void accumulate_pieces(
 template <class Real>
 struct Trunk {
   std::vector<Linear<Real>> layers;
+  std::vector<LayerNorm<Real>> norms;  // one behind each layer, or none at all
+  std::vector<Buffer<Real>> xhats, inverses;  // of the same rows as `outputs`: what norms keep for their gradient
   std::vector<Buffer<Real>> outputs;  // activations: of the current block, or of all rows that are kept
   std::vector<Buffer<Real>> derivatives;  // f'(x) of the same rows, for activations that keep it
   std::vector<Buffer<Real>> slopes;   // gradients before the activation, of the current block
@@ -221,8 +212,11 @@ struct Trunk {
   void allocate(Activation kind, long rows) {
     outputs.clear();
     derivatives.clear();
+    xhats.clear();
+    inverses.clear();
     for (const auto& layer : layers) {
       outputs.emplace_back(rows * layer.out_width);
+      if (!norms.empty()) xhats.emplace_back(rows * layer.out_width), inverses.emplace_back(rows);
       if (keeps_derivative(kind)) derivatives.emplace_back(rows * layer.out_width);
     }
     while (slopes.size() < layers.size()) slopes.emplace_back(kBlockRows * layers[slopes.size()].out_width);
@@ -233,10 +227,18 @@ struct Trunk {
     return derivatives.empty() ? nullptr : derivatives[l].get() + at * layers[l].out_width;
   }
 
+  Real* xhat(std::size_t l) const { return xhats[l].get() + at * layers[l].out_width; }
+  Real* inverses_of(std::size_t l) const { return inverses[l].get() + at; }
+
   const Real* forward(Activation kind, const Real* x, long rows) {
     for (std::size_t l = 0; l < layers.size(); l++) {
-      layers[l].forward(
-          x, rows, Activated<Real>{kind, layers[l].bias(), output(l), derivative_of(l), layers[l].out_width});
+      const long width = layers[l].out_width;
+      if (norms.empty()) {
+        layers[l].forward(x, rows, Activated<Real>{kind, layers[l].bias(), output(l), derivative_of(l), width});
+      } else {
+        layers[l].forward(x, rows, Affine<Real>{layers[l].bias(), xhat(l), width});
+        norms[l].forward(kind, rows, xhat(l), inverses_of(l), output(l), derivative_of(l));
+      }
       x = output(l);
     }
     return x;
@@ -246,7 +248,13 @@ struct Trunk {
   void backward(
       Activation kind, const Real* x, long rows, const std::vector<Piece>& pieces, const Gradients<Real>& to) {
     for (std::size_t l = layers.size(); l-- > 0;) {
-      const Real* dz = slopes[l].get();
+      Real* dz = slopes[l].get();
+      if (!norms.empty()) {
+        for (const auto& [shard, first, num] : pieces)
+          norms[l].accumulate(
+              xhat(l) + first * layers[l].out_width, dz + first * layers[l].out_width, num, shard);
+        norms[l].backward(xhat(l), inverses_of(l), rows, dz);
+      }
       accumulate_pieces<Real>(layers[l], l ? output(l - 1) : x, dz, pieces, to);
       if (l)
         layers[l].backward(
@@ -261,7 +269,7 @@ struct Trunk {
 
 struct Shape {
   Activation activation;
-  bool shared_trunk, is_box;
+  bool shared_trunk, layer_norm, is_box;
   long obs_size, num_outputs;  // of the policy head
   std::vector<long> hidden;
 };
@@ -270,7 +278,8 @@ template <class Real>
 class Network {
  public:
   // offsets: positions in the flat vector of weight and bias, for every layer of the policy's trunk, of the value's
-  // trunk unless it is shared, of the policy's head and of the value's head. For box actions log_std comes last.
+  // trunk unless it is shared, of the policy's head and of the value's head. With layer_norm, gain and shift follow
+  // those of each layer of a trunk. For box actions log_std comes last.
   Network(const Shape& shape, const std::vector<long>& offsets, const Real* parameters)
       : shape(shape), x_(kBlockRows * padded<Real>(shape.obs_size)) {
     std::size_t at = 0;
@@ -283,6 +292,10 @@ class Network {
       long in = shape.obs_size;
       for (long out : shape.hidden) {
         trunks_[t].layers.push_back(linear(in, out));
+        if (shape.layer_norm) {
+          trunks_[t].norms.emplace_back(parameters, offsets[at], offsets[at + 1], out);
+          at += 2;
+        }
         in = out;
       }
     }
@@ -300,12 +313,12 @@ class Network {
   const Real* log_std() const { return log_std_; }
 
   void make_sums(long num_shards) {
-    for_each_layer([&](Linear<Real>& layer) { layer.make_sums(num_shards); });
+    for_each_layer([&](auto& layer) { layer.make_sums(num_shards); });
   }
 
   // Pack the current weights. Call it after they have changed and before the functions below.
   void refresh() {
-    for_each_layer([](Linear<Real>& layer) { layer.refresh(); });
+    for_each_layer([](auto& layer) { layer.refresh(); });
   }
 
   // Write action parameters [n, num_params] of observations [n, obs_size].
@@ -354,7 +367,7 @@ class Network {
       const Real* obs, const int64_t* order, const int64_t* bounds, bool is_kept, const Gradients<Real>& to,
       Loss&& loss) {
     for (long s = 0; s < to.num_shards; s++) {
-      for_each_layer([&](Linear<Real>& layer) { layer.zero_gradient(s, to.of(s)); });
+      for_each_layer([&](auto& layer) { layer.zero_gradient(s, to.of(s)); });
       if (shape.is_box) std::fill_n(to.of(s) + log_std_at_, shape.num_outputs, Real(0));
     }
     // Cut each shard into pieces of kBlockRows and a rest, wherever it begins in the minibatch, so that its sums are
@@ -381,7 +394,7 @@ class Network {
       }
     finish();
     for (long s = 0; s < to.num_shards; s++)
-      for_each_layer([&](Linear<Real>& layer) { layer.write_gradient(s, to.of(s)); });
+      for_each_layer([&](auto& layer) { layer.write_gradient(s, to.of(s)); });
   }
 
   long params_width() const { return policy_head_->out_width; }
@@ -392,8 +405,10 @@ class Network {
 
   template <class F>
   void for_each_layer(F&& f) {
-    for (int t = 0; t < num_trunks(); t++)
+    for (int t = 0; t < num_trunks(); t++) {
       for (auto& layer : trunks_[t].layers) f(layer);
+      for (auto& norm : trunks_[t].norms) f(norm);
+    }
     f(*policy_head_);
     f(*value_head_);
   }

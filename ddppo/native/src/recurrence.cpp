@@ -16,9 +16,6 @@ namespace ddppo {
 namespace {
 
 template <class Real>
-using V = typename Simd<Real>::V;
-
-template <class Real>
 inline V<Real> sigmoid(V<Real> x) {
   const V<Real> half = Simd<Real>::all(Real(0.5));
   return half * tanh_of(half * x) + half;

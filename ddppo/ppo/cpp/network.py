@@ -289,10 +289,11 @@ def _description(model: MLP, spec: EnvSpec) -> list[int]:
         offset += p.numel()
     layers = []
     for trunk in ("policy_trunk",) if model.shared_trunk else ("policy_trunk", "value_trunk"):
-        linear = [
-            name for name, m in getattr(model, trunk).named_children() if isinstance(m, torch.nn.Linear)
+        layers += [
+            f"{trunk}.{name}"
+            for name, m in getattr(model, trunk).named_children()
+            if isinstance(m, torch.nn.Linear | torch.nn.LayerNorm)
         ]
-        layers += [f"{trunk}.{name}" for name in linear]
     # The order in which Network of mlp.hpp reads the places.
     layers += ["policy_head", "value_head"]
     places = [offsets[f"{layer}.{part}"] for layer in layers for part in ("weight", "bias")]
@@ -305,6 +306,7 @@ def _description(model: MLP, spec: EnvSpec) -> list[int]:
         next(model.parameters()).dtype == torch.float64,
         _ACTIVATIONS.index(model.activation),
         model.shared_trunk,
+        model.layer_norm,
         KINDS.index(action.kind),
         spec.obs_size,
         *(len(hidden), *hidden),
