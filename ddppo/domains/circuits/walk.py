@@ -9,7 +9,7 @@ import struct
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -89,7 +89,9 @@ class FastWalk:
         (start,) = starts(env["circuit"], cost_named(cost), env.get("coupling"), env.get("start", "given"))
         self.rewriter = rewriter(env.get("rules"), keeps_pairs=env.get("coupling") is not None)
         sizes = settings.of(settings.SizeSettings, "sizes", env.get("sizes"))
-        self.room, _ = sized(sizes, (start,), self.rewriter, episode, 1)
+        # To change nothing is never drawn, so that no pairs are kept for it.
+        drawn = replace(episode, nop="never", mask=True)
+        self.room, _ = sized(sizes, (start,), self.rewriter, drawn, 1)
         self.start = start.circuit
         self._share = buffer.share > 0
         given = _Settings(

@@ -172,6 +172,14 @@ def test_a_walk_that_stands_still_begins_anew_and_keeps_its_best_circuit(learnin
     assert fast.facts().nbytes < 32e6
 
 
+def test_a_walk_takes_the_settings_of_an_environment_that_offers_to_change_nothing_at_every_node():
+    # As the comparison with chance at the end of a run with experiment=quarl does.
+    as_in_quarl = walk("tof_3", episode={"max_steps": 100, "nop": "nodes", "nop_stop": False})
+    of_all = walk("tof_3", episode={"max_steps": 100, "mask": False})
+    assert as_in_quarl.room == of_all.room == walk("tof_3").room
+    assert as_in_quarl.go([], 2000, FOREVER).cost == walk("tof_3").go([], 2000, FOREVER).cost
+
+
 def test_a_circuit_without_any_rewrite_is_walked_without_an_end(tmp_path):
     write(Circuit.from_gates(1, [Gate(X, (0,))]), path := tmp_path / "x.qasm")
     progress = walk(str(path)).go([], 50, FOREVER)
