@@ -229,9 +229,7 @@ class TanhGaussian:
 
     def __init__(self, mean: torch.Tensor, log_std: torch.Tensor, action: ActionSpec) -> None:
         self.normal = Gaussian(mean, log_std)
-        pairs = list(zip(action.low, action.high, strict=True))
-        self._middles = [(low + high) / 2 for low, high in pairs]
-        self._halves = [(high - low) / 2 for low, high in pairs]
+        self._middles, self._halves = squash_of(action).tolist()
 
     def sample(self, noise: torch.Tensor) -> torch.Tensor:
         return self._squashed(self.normal.sample(noise))
@@ -251,7 +249,7 @@ class TanhGaussian:
 
     def entropy(self) -> torch.Tensor:
         """Return H(N) + E log(h (1 - tanh(u)^2)), the expectation by Gauss-Hermite quadrature: no noise is drawn."""
-        nodes, weights = _gauss_hermite()
+        nodes, weights = gauss_hermite()
         mean, std = self.normal.mean.unsqueeze(-1), self.normal.log_std.exp().unsqueeze(-1)
         u = mean + std * _numbers(nodes, mean)
         slope = 2 * (math.log(2) - u - F.softplus(-2 * u))  # log(1 - tanh(u)^2)
@@ -279,13 +277,19 @@ def _numbers_there(values: tuple[float, ...], dtype: torch.dtype, device: torch.
         return torch.tensor(values, dtype=dtype, device=device)
 
 
+def squash_of(action: ActionSpec) -> np.ndarray:
+    """Return middles and half widths `[2, n]` of a box."""
+    low, high = np.array(action.low, np.float64), np.array(action.high, np.float64)
+    return np.stack([(low + high) / 2, (high - low) / 2])
+
+
 def _inside(x: torch.Tensor) -> torch.Tensor:
     limit = 1.0 - torch.finfo(x.dtype).eps
     return x.clamp(-limit, limit)
 
 
 @cache
-def _gauss_hermite() -> tuple[list[float], list[float]]:
+def gauss_hermite() -> tuple[list[float], list[float]]:
     """Return nodes and weights: E f(z), z ~ N(0, 1), is the weighted sum of f(nodes)."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(_NUM_NODES)
     return nodes.tolist(), (weights / math.sqrt(2 * math.pi)).tolist()

@@ -27,7 +27,7 @@ struct Optimizer {
 };
 
 extern "C" {
-void* network_create(const int64_t* description, void* parameters, void* gradient);
+void* network_create(const int64_t* description, void* parameters, void* gradient, const double* squash);
 void network_free(void* network);
 void network_refresh(void* network);
 void network_values(void* network, const void* obs, int64_t n, void* values);
@@ -104,8 +104,8 @@ struct Network {
     d.push_back(1), d.push_back(task.sizes);
     d.push_back(int64_t(offsets.size()));
     d.insert(d.end(), offsets.begin(), offsets.end());
-    d.push_back(total);
-    handle = network_create(d.data(), parameters.data(), gradient.data());
+    d.push_back(total), d.push_back(0);
+    handle = network_create(d.data(), parameters.data(), gradient.data(), nullptr);
   }
   ~Network() { network_free(handle); }
 

@@ -6,16 +6,21 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from ddppo import native
+from ddppo.collectives.group import Group
 from ddppo.config.algorithm_settings import PPOSettings
 from ddppo.config.rules import validate
 from ddppo.config.settings import Config
 from ddppo.config.variants import settings_of
+from ddppo.distributed.gradient_sync import FlatParameters
 from ddppo.errors import ConfigError
 from ddppo.models.actor_critic import MLP
 from ddppo.models.build import build_model
 from ddppo.models.distributions import action_distribution
 from ddppo.policies.export.check import check
-from ddppo.ppo.cpp.network import why_not_native
+from ddppo.ppo.cpp.learner import CppStep
+from ddppo.ppo.cpp.network import CppNetwork, why_not_native
+from ddppo.ppo.gradient_check import worst_error
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 from tests.unit.policy_tasks import run_folder
 from tests.unit.test_compiled_step import assert_equal, both
@@ -46,14 +51,32 @@ def test_deviations_depend_on_what_is_observed_and_begin_alike(spec, kind):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"squash": "tanh"}, {"log_std": "state"}, {"squash": "tanh", "log_std": "state"}]
+    ("settings", "kind"),
+    [
+        ({"squash": "tanh"}, "torch"),
+        ({"squash": "tanh", "log_std_init": -0.7, "layer_norm": True}, "native"),
+        ({"log_std": "state"}, "torch"),
+        ({"squash": "tanh", "log_std": "state"}, "torch"),
+    ],
 )
-def test_the_step_that_torch_compiles_is_the_eager_one_and_cpp_leaves_them_alone(settings, monkeypatch):
+def test_the_step_that_torch_compiles_or_that_is_in_cpp_is_the_eager_one(settings, kind, monkeypatch):
+    if kind == "native" and (why := native.why_not()):
+        pytest.skip(why)
     config = settings_of("model", hidden_sizes=[8], **settings)
     model = build_model(VECTOR, config, 0, torch.float64)
-    assert any(name in why_not_native(model, torch.device("cpu")) for name in settings)
-    found = both(VECTOR, "torch", monkeypatch, model_config=config, entropy_coef=0.01)
+    why_not = why_not_native(model, torch.device("cpu")) or ""
+    assert ("log_std" in settings) == ("model.log_std=state" in why_not)
+    found = both(VECTOR, kind, monkeypatch, model_config=config, entropy_coef=0.01)
     assert_equal(found)
+
+
+@pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
+def test_in_float32_cpp_squashes_as_autograd_does_up_to_rounding():
+    model = build_model(VECTOR, settings_of("model", squash="tanh"), 0, torch.float32)
+    parameters, settings = FlatParameters(model), PPOSettings(entropy_coef=0.1)
+    network = CppNetwork(model, VECTOR, parameters.vector)
+    step = CppStep(network, settings, torch.optim.Adam([parameters.vector]), Group())
+    assert worst_error(step, VECTOR, model, settings) < 2e-6
 
 
 def test_what_a_compiler_is_handed_squashes_without_constants_that_export_would_lose():

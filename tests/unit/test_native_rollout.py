@@ -35,9 +35,18 @@ TASKS = {
 }
 
 
-def collector(env, *, is_native=True, dtype=torch.float64, normalizer=None, envs=range(ENVS), steps=STEPS):
+def collector(
+    env,
+    *,
+    is_native=True,
+    dtype=torch.float64,
+    normalizer=None,
+    envs=range(ENVS),
+    steps=STEPS,
+    squash="none",
+):
     spec = probe(env)
-    model = build_model(spec, settings_of("model", hidden_sizes=[16, 16]), 0, dtype)
+    model = build_model(spec, settings_of("model", hidden_sizes=[16, 16], squash=squash), 0, dtype)
     parameters = FlatParameters(model)
     with torch.no_grad():
         parameters.vector.mul_(3)  # so that policies have preferences
@@ -73,15 +82,19 @@ def assert_equal(found, expected):
 
 
 @pytest.mark.parametrize("normalizes", [False, True])
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", [*TASKS, "squashed pendulum"])
 @pytest.mark.filterwarnings("ignore:.*out of date:DeprecationWarning")
 def test_it_is_the_rollout_that_the_loop_collects(name, normalizes):
-    env, ended = TASKS[name], 0
+    squash = "tanh" if name.startswith("squashed") else "none"
+    env, ended = TASKS[name.removeprefix("squashed ")], 0
     normalizer = None
     if normalizes:
         normalizer = ObsNormalizer(probe(env).obs, CPU, torch.float64)
         normalizer.update_(moments(0.3 * torch.randn(50, probe(env).obs_size) + 0.2))
-    both = [collector(env, is_native=is_native, normalizer=normalizer) for is_native in (True, False)]
+    both = [
+        collector(env, is_native=is_native, normalizer=normalizer, squash=squash)
+        for is_native in (True, False)
+    ]
     for iteration in range(3):
         (found, episodes), (expected, expected_episodes) = (
             made.collect(noise(made, iteration)) for made in both
@@ -100,11 +113,12 @@ def test_it_is_the_rollout_that_the_loop_collects(name, normalizes):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", ["cartpole", "pendulum"])
+@pytest.mark.parametrize("name", ["cartpole", "pendulum", "squashed pendulum"])
 def test_it_does_not_depend_on_which_environments_share_a_batch_to_the_bit(name, dtype):
-    env = TASKS[name]
-    whole, parts = collector(env, dtype=dtype), [range(0, 1), range(1, ENVS)]
-    split = [collector(env, dtype=dtype, envs=envs) for envs in parts]
+    squash = "tanh" if name.startswith("squashed") else "none"
+    env = TASKS[name.removeprefix("squashed ")]
+    parts = [range(0, 1), range(1, ENVS)]
+    whole, *split = (collector(env, dtype=dtype, envs=envs, squash=squash) for envs in (range(ENVS), *parts))
     for iteration in range(3):
         rollout, episodes = whole.collect(noise(whole, iteration))
         halves = [made.collect(noise(made, iteration, envs)) for made, envs in zip(split, parts, strict=True)]

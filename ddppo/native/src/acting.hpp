@@ -25,6 +25,7 @@ struct ActingBuffers {
   int64_t num_params;
   int64_t num_noise;  // K, numbers of noise for an action: one for each component
   const int64_t* sizes;   // [K] number of choices of each categorical component
+  const double* squash;   // [2, K] middles and half widths of a box that tanh squashes actions into, or null
   const double* noise;    // [T, E, K]
   void* obs;              // [T + 1, E, obs_size]
   const bool* mask;       // [T + 1, E, M], or null
@@ -60,18 +61,31 @@ class Actor {
     }
   }
 
-  // Gaussian: action = mean + exp(log_std) * noise.
+  // Gaussian: action = mean + exp(log_std) * noise; squashed: middle + half * tanh of that.
   Real draw_numbers(const Real* means, const double* noise, Real* actions) const {
     const long n = b_.num_noise;
     const Real half_log_two_pi = Real(0.5 * std::log(2 * M_PI));
     Real logprob = 0;
     for (long k = 0; k < n; k++) {
       const Real log_std = means[n + k];
-      actions[k] = means[k] + std::exp(log_std) * static_cast<Real>(noise[k]);
-      const Real z = (actions[k] - means[k]) * std::exp(-log_std);
+      Real number = actions[k] = means[k] + std::exp(log_std) * static_cast<Real>(noise[k]);
+      if (b_.squash) {
+        const Real middle = Real(b_.squash[k]), half = Real(b_.squash[n + k]);
+        actions[k] = middle + half * inside(std::tanh(number));
+        const Real x = inside((actions[k] - middle) / half), above = std::log1p(x), below = std::log1p(-x);
+        number = (above - below) / 2;
+        logprob -= above + below + std::log(half);
+      }
+      const Real z = (number - means[k]) * std::exp(-log_std);
       logprob += Real(-0.5) * z * z - log_std - half_log_two_pi;
     }
     return logprob;
+  }
+
+  // On a bound, the number before tanh would be infinite: actions are kept one last bit inside.
+  static Real inside(Real x) {
+    const Real limit = 1 - std::numeric_limits<Real>::epsilon();
+    return std::min(std::max(x, -limit), limit);
   }
 
   // Bernoulli, one for each bit: 1 with probability sigmoid(logit). log sigmoid(x) = min(x, 0) - log(1 + exp(-|x|)).

@@ -268,8 +268,9 @@ extern "C" {
 
 // Make a network that reads `parameters` and writes `gradient`, two flat vectors [num_parameters] that outlive it.
 // description: is_double, activation, shared_trunk, layer_norm, kind of action, obs_size, num_hidden, hidden...,
-// num_sizes, sizes..., num_offsets, offsets..., num_parameters.
-void* network_create(const int64_t* description, void* parameters, void* gradient) {
+// num_sizes, sizes..., num_offsets, offsets..., num_parameters, num_nodes.
+// squash: middles, halves [dimensions], nodes, weights [num_nodes] of Actions in losses.hpp, or null.
+void* network_create(const int64_t* description, void* parameters, void* gradient, const double* squash) {
   const int64_t* at = description;
   const bool is_double = *at++;
   Shape shape;
@@ -293,7 +294,13 @@ void* network_create(const int64_t* description, void* parameters, void* gradien
   shape.num_outputs = actions.num_params;
   std::vector<long> offsets;
   list(offsets);
-  const long num_parameters = *at++;
+  const long num_parameters = *at++, num_nodes = *at++;
+  if (squash)
+    for (auto* values : {&actions.middles, &actions.halves, &actions.nodes, &actions.weights}) {
+      const long n = values == &actions.middles || values == &actions.halves ? actions.num_params : num_nodes;
+      values->assign(squash, squash + n);
+      squash += n;
+    }
   if (is_double)
     return new TypedEngine<double>(
         shape, actions, offsets, static_cast<double*>(parameters), static_cast<double*>(gradient), num_parameters);

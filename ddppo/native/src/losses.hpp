@@ -21,6 +21,9 @@ struct Actions {
   // Outputs of the policy's head. The log standard deviations of a box are parameters beside the network and do not
   // count here; ActingBuffers::num_params in acting.hpp includes them.
   long num_params;
+  // Of a box that tanh squashes actions into (TanhGaussian of ddppo/models/distributions.py), else empty: middle and half
+  // width of each dimension; and nodes and weights of the quadrature of its entropy.
+  std::vector<double> middles, halves, nodes, weights;
 };
 
 // The samples of a rollout, [n, ...] each. Row r of a minibatch is sample order[r], or sample r if order is null.
@@ -45,6 +48,17 @@ inline Simd<float>::V exp_minus_line(Simd<float>::V x, Simd<float>::V exp_x) {
   return size < 0.5f ? x * x * p : (exp_x - 1.0f) - x;
 }
 
+// log(1 + x) for x in [0, 1]: the series of 2 atanh(x / (2 + x)), whose next term is below 1e-9 of the sum.
+inline Simd<float>::V log1p_of(Simd<float>::V x) {
+  const Simd<float>::V s = x / (x + 2.0f), square = s * s;
+  return 2.0f * s * polynomial(
+      square, 1.0f / 15, 1.0f / 13, 1.0f / 11, 1.0f / 9, 1.0f / 7, 1.0f / 5, 1.0f / 3, 1.0f);
+}
+
+inline Simd<double>::V log1p_of(Simd<double>::V x) {
+  return each<double>(x, [](double v) { return std::log1p(v); });
+}
+
 template <class Real>
 class PPOLoss {
   using S = Simd<Real>;
@@ -57,7 +71,8 @@ class PPOLoss {
  public:
   PPOLoss(const Actions& actions, const Batch<Real>& batch, const Coefficients& c, double count, const Real* log_std)
       : actions_(actions), batch_(batch), c_(c), per_count_(Real(1.0 / count)), log_std_(log_std),
-        params_(actions.num_params), slopes_(actions.num_params), odds_(actions.num_params) {
+        params_(actions.num_params), slopes_(actions.num_params), odds_(actions.num_params),
+        by_mean_(actions.halves.size()), by_log_std_(actions.halves.size()) {
     if (actions.kind == kBox)
       for (long j = 0; j < actions.num_params; j++) odds_[j] = S::all(std::exp(-log_std[j]));
   }
@@ -190,6 +205,7 @@ class PPOLoss {
         for (long j = 0; j < actions_.num_params; j++) {
           V<Real> action;
           for (int i = 0; i < kLanes; i++) action[i] = taken[source_[i] * actions_.num_params + j];
+          if (!actions_.halves.empty()) action = before_tanh(j, action, logp, entropy);
           const V<Real> z = (action - params_[j]) * odds_[j];
           logp += Real(-0.5) * z * z - log_std_[j] - kHalfLog2Pi;
           entropy += S::all(log_std_[j] + Real(0.5) + kHalfLog2Pi);
@@ -198,6 +214,35 @@ class PPOLoss {
         break;
       }
     }
+  }
+
+  // Return u = atanh((action - middle) / half) of dimension j. Subtract log(half (1 - tanh(u)^2)) from log pi, and add
+  // its mean to the entropy; by_mean_ and by_log_std_ keep the slopes of this mean.
+  V<Real> before_tanh(long j, V<Real> action, V<Real>& logp, V<Real>& entropy) {
+    const Real middle = Real(actions_.middles[j]), half = Real(actions_.halves[j]);
+    const Real limit = 1 - std::numeric_limits<Real>::epsilon();
+    V<Real> x = (action - middle) / half;
+    x = x > limit ? S::all(limit) : x;
+    x = x < -limit ? S::all(-limit) : x;
+    const V<Real> above = each<Real>(x, [](Real v) { return std::log1p(v); });
+    const V<Real> below = each<Real>(-x, [](Real v) { return std::log1p(v); });
+    logp -= above + below + std::log(half);
+    const Real deviation = std::exp(log_std_[j]);
+    V<Real> mean{}, by_mean{}, by_log_std{};
+    for (std::size_t i = 0; i < actions_.nodes.size(); i++) {
+      const Real step = deviation * Real(actions_.nodes[i]), weight = Real(actions_.weights[i]);
+      const V<Real> u = params_[j] + step, size = u < V<Real>{} ? -u : u;
+      const V<Real> e = exp_of(Real(-2) * size);  // 1 - tanh(u)^2 = 4 e / (1 + e)^2
+      mean += weight * Real(2) * (Real(0.69314718055994530942) - size - log1p_of(e));
+      const V<Real> slope = Real(-2) * weight * (S::all(1) - e) / (S::all(1) + e);
+      const V<Real> signed_slope = u < V<Real>{} ? -slope : slope;
+      by_mean += signed_slope;
+      by_log_std += signed_slope * step;
+    }
+    entropy += mean + std::log(half);
+    by_mean_[j] = by_mean;
+    by_log_std_[j] = by_log_std;
+    return Real(0.5) * (above - below);
   }
 
   // One categorical component: the softmax over params_[offset, offset + n). Forbidden choices have probability 0 and
@@ -249,7 +294,11 @@ class PPOLoss {
       if (actions_.kind == kBox) {
         const V<Real> z = slopes_[j];
         slope = dlogp * z * odds_[j];
-        const V<Real> of_log_std = dlogp * (z * z - Real(1)) + dentropy;
+        V<Real> of_log_std = dlogp * (z * z - Real(1)) + dentropy;
+        if (!by_mean_.empty()) {
+          slope += dentropy * by_mean_[j];
+          of_log_std += dentropy * by_log_std_[j];
+        }
         for (int i = 0; i < k; i++) dlog_std[j] += of_log_std[i];
       } else {
         slope = dlogp * slopes_[j] + dentropy * odds_[j];
@@ -265,6 +314,7 @@ class PPOLoss {
   const Real* log_std_;
   int64_t source_[kLanes], chosen_[kLanes];
   std::vector<V<Real>> params_, slopes_, odds_;  // [num_params], for the rows in the lanes
+  std::vector<V<Real>> by_mean_, by_log_std_;    // of a squashed box: slopes of the mean of log(half (1 - tanh(u)^2))
 };
 
 }  // namespace ddppo

@@ -17,7 +17,7 @@ from ddppo import native
 from ddppo.config.rank_rules import MOST_WEIGHTS
 from ddppo.config.settings import Config
 from ddppo.models.actor_critic import MLP, ActorCritic, Obs, flat_obs, is_asymmetric
-from ddppo.models.distributions import num_noise
+from ddppo.models.distributions import gauss_hermite, num_noise, squash_of
 from ddppo.spaces import ActionSpec, EnvSpec, leaves
 
 _ACTIVATIONS = (
@@ -69,8 +69,6 @@ def why_not_native(model: ActorCritic, device: torch.device) -> str | None:
     # Networks that it does not know: exactly ddppo's MLP, since a subclass may compute anything.
     if type(model) is not MLP:
         return f"{type(model).__name__} is not ddppo's MLP"
-    if model.is_squashed:
-        return "model.squash=tanh squashes its actions"
     if model.is_box and model.log_std is None:
         return "model.log_std=state makes standard deviations an output of the network"
     if is_asymmetric(model.spec):
@@ -142,8 +140,14 @@ class CppNetwork:
         self.num_params, self.distribution = model.num_params, model.distribution
         self._library = library()
         description = np.array(_description(model, spec), np.int64)
+        # Of squashed actions: middles and half widths of the box, then the quadrature of their entropy.
+        self.squash = squash_of(spec.action) if model.is_squashed else None
+        numbers = None if self.squash is None else np.concatenate([self.squash.ravel(), *gauss_hermite()])
         self.handle: int = self._library.network_create(
-            description.ctypes.data, parameters.data.data_ptr(), self.gradient.data_ptr()
+            description.ctypes.data,
+            parameters.data.data_ptr(),
+            self.gradient.data_ptr(),
+            None if numbers is None else numbers.ctypes.data,
         )
         weakref.finalize(self, self._library.network_free, self.handle)
 
@@ -267,7 +271,7 @@ def library() -> ctypes.CDLL:
     """Return the compiled library, with the types of its functions declared. Raises NotCompiled."""
     found = native.library()
     if found.network_create.argtypes is None:
-        found.network_create.argtypes, found.network_create.restype = (_POINTER,) * 3, _POINTER
+        found.network_create.argtypes, found.network_create.restype = (_POINTER,) * 4, _POINTER
         found.network_free.argtypes = found.network_refresh.argtypes = (_POINTER,)
         found.network_policy.argtypes = found.network_values.argtypes = (_POINTER, _POINTER, _INT, _POINTER)
         found.network_forward.argtypes = found.network_backward.argtypes = (
@@ -313,6 +317,7 @@ def _description(model: MLP, spec: EnvSpec) -> list[int]:
         *(len(action.sizes), *action.sizes),
         *(len(places), *places),
         offset,
+        len(gauss_hermite()[0]),
     ]
 
 
@@ -334,7 +339,7 @@ class ActingBuffers(ctypes.Structure):
         ),
         *(
             (name, ctypes.c_void_p)
-            for name in ("sizes", "noise", "obs", "mask", "actions", "params", "logprobs")
+            for name in ("sizes", "squash", "noise", "obs", "mask", "actions", "params", "logprobs")
         ),
     ]
 
@@ -364,6 +369,8 @@ class CppActing:
             params=collector.params,
             logprobs=collector.logprobs,
         )
+        if network.squash is not None:
+            self._set_arrays(squash=network.squash)
         if collector.masks is not None:
             self._set_arrays(mask=collector.masks)
 
