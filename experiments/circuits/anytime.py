@@ -34,12 +34,14 @@ CIRCUITS = (
     "tof_3", "barenco_tof_3", "mod5_4", "tof_5", "mod_mult_55", "vbe_adder_3", "barenco_tof_5", "csla_mux_3",
     "rc_adder_6", "gf2^4_mult", "qft_8", "tof_10", "gf2^5_mult", "gf2^6_mult", "gf2^7_mult", "gf2^8_mult",
 )  # fmt: skip
-# name: (learns, patience, number of walks)
-WAYS = {
-    "random": (False, 0.0, 1),
-    "learned": (True, PATIENCE, 1),
-    "never_anew": (True, 0.0, 1),
-    "learned_2": (True, PATIENCE, 2),
+_ALONE = LearningRule(turns=False)  # no episodes at random in between
+# name: (how it learns, patience, number of walks)
+WAYS: dict[str, tuple[LearningRule | None, float, int]] = {
+    "random": (None, 0.0, 1),
+    "learned": (LearningRule(), PATIENCE, 1),
+    "weights_alone": (_ALONE, PATIENCE, 1),
+    "never_anew": (_ALONE, 0.0, 1),
+    "weights_alone_2": (_ALONE, PATIENCE, 2),
 }
 GOAL_S = 30.0  # seconds of CPU
 _STEPS = 200  # between two looks at the clock
@@ -54,11 +56,13 @@ def run(way: str, circuit: str, seed: int, seconds: float) -> None:
     path = RUNS / f"{seconds:g}_s" / way / f"{circuit}_{seed}.json"
     if path.exists():
         return
-    learns, patience, number = WAYS[way]
+    learning, patience, number = WAYS[way]
     env = {**AT_RANDOM, "circuit": circuit, "start": "merge"}
     # The walks of `optimise`, whose seeds are derived from these.
-    how = {"patience": patience, "learning": LearningRule() if learns else None}
-    walks = [FastWalk(env, seed + 1000 * k, prior=BIAS, **how) for k in range(number)]
+    walks = [
+        FastWalk(env, seed + 1000 * k, prior=BIAS, patience=patience, learning=learning)
+        for k in range(number)
+    ]
     trace, least, messages = [], float("inf"), []
     began = time.process_time()  # the rules have been read, which takes as long for every way
     while (used := (time.process_time() - began) / number) < seconds:
@@ -167,13 +171,13 @@ def table(done: dict[tuple[str, str], list[dict[str, Any]]], marks: Sequence[flo
     others, published = (
         list(csv.DictReader((HERE / name).open())) for name in ("others.csv", "published.csv")
     )
-    shown = ("random", "learned", "never_anew")
+    shown = ("random", "learned", "weights_alone", "never_anew")
     titles = ["gates", "original", "`merge`", "qiskit", "pyzx", "Nam et al.", "Quartz"]
     titles += [f"{way}, {', '.join(f'{mark:g}' for mark in marks)} s" for way in shown]
-    titles += [f"s to random's at {GOAL_S:g} s: random", "learned"]
+    titles += [f"s to random's at {GOAL_S:g} s: random", "weights_alone"]
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for circuit in CIRCUITS:
-        if ("random", circuit) not in done and ("learned", circuit) not in done:
+        if ("random", circuit) not in done and ("weights_alone", circuit) not in done:
             continue
         original = benchmark(circuit)
         cells = [str(len(original)), str(len(merged(original)))]
@@ -183,7 +187,7 @@ def table(done: dict[tuple[str, str], list[dict[str, Any]]], marks: Sequence[flo
         for way in shown:
             costs = [median_at(done.get((way, circuit), []), mark) for mark in marks]
             cells.append(", ".join(f"{cost:g}" for cost in costs if cost is not None))
-        both = [done.get((way, circuit), []) for way in ("random", "learned")]
+        both = [done.get((way, circuit), []) for way in ("random", "weights_alone")]
         # When the median of each way is at random's median after GOAL_S.
         goal = median_at(both[0], GOAL_S)
         when = [when_median_is(runs, goal) if runs and goal is not None else "" for runs in both]

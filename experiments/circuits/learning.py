@@ -21,15 +21,19 @@ from ddppo.domains.circuits.walk import FastWalk, LearningRule
 
 FOLDER = "outputs/circuits/tuning"
 TRIED = Path(__file__).resolve().parent / "learning" / "tried.csv"
-CIRCUITS = ("gf2_3_mult", "net_8", "poly_4", "net_12", "net_16")
+CIRCUITS = ("qft_6", "qft_7", "gf2_3_mult", "net_8", "poly_4", "net_12", "net_16")
 MARKS = (1, 4, 8, 16)  # seconds of CPU
 _STEPS = 200  # between two looks at the clock
+_TURN = 5000  # steps of each of two walks
 _GENTLE = (1, 3, 3, 3, 3, 2, 4, 3, 2, 0, 1, 3, 2, 1, 0)
-# How each way differs from the walks of `optimise` that learn: `patience`, and settings of LearningRule.
+# How each way differs from the walks of `optimise` that learn: `patience`, a second walk `beside` in turns with it, in
+# the same process, each of which gets every new best of the other, and settings of LearningRule.
 WAYS: dict[str, dict[str, Any]] = {
     "random": {"learns": False, "patience": 0.0},
     "random, anew": {"learns": False},
     "learned": {},
+    "weights alone": {"turns": False},
+    "two in turns": {"turns": False, "beside": "at random"},
     "never anew": {"patience": 0.0},
     "anew sooner": {"patience": 1.0},
     "weights fixed": {"rate": 0.0},
@@ -42,14 +46,21 @@ def gates_at(circuit: str, way: str, seed: int, seconds: float) -> list[float]:
     """Return the least gates of a walk after each mark up to `seconds` of CPU."""
     given = dict(WAYS[way])
     patience = given.pop("patience", PATIENCE)
+    beside = given.pop("beside", None)
     rule = None if given.pop("learns", True) is False else LearningRule(**given)
+    rules = [rule] if beside is None else [rule, None]
     env = {**AT_RANDOM, "circuit": f"{FOLDER}/{circuit}.qasm"}
-    walk = FastWalk(env, seed, prior=BIAS, patience=patience, learning=rule)
+    walks = [
+        FastWalk(env, seed + 1000 * k, prior=BIAS, patience=0.0 if beside and k else patience, learning=each)
+        for k, each in enumerate(rules)
+    ]
+    messages: list[bytes] = []
     began, found = time.process_time(), []
     for mark in (each for each in MARKS if each <= seconds):
         while time.process_time() - began < mark:
-            walk.go([], _STEPS, float("inf"))
-        found.append(walk.facts().best_cost)
+            for walk in walks:
+                messages = walk.go(messages, _STEPS if beside is None else _TURN, float("inf")).messages
+        found.append(min(walk.facts().best_cost for walk in walks))
     return found
 
 

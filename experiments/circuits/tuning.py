@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ddppo.domains.circuits.quantum import Circuit
-from ddppo.domains.circuits.quantum.benchmarks import barenco_tof_n, ccz, cx, h, tof_n, toffoli
+from ddppo.domains.circuits.quantum.benchmarks import barenco_tof_n, ccz, cx, h, qft, tof_n, toffoli
 from ddppo.domains.circuits.quantum.qasm_reader import as_qasm
 
 
@@ -64,6 +64,8 @@ CIRCUITS = {
     "poly_4": poly_4,
     "tof_7": lambda: tof_n(7),
     "barenco_tof_6": lambda: barenco_tof_n(6),
+    "qft_6": lambda: qft(6),
+    "qft_7": lambda: qft(7),
     "net_8": lambda: network(8, 7, 1),
     "net_12": lambda: network(12, 22, 2),
     "net_16": lambda: network(16, 40, 3),

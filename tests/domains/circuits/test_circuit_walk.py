@@ -43,7 +43,7 @@ def test_every_circuit_is_the_one_that_python_draws_by_the_same_numbers(circuit,
 
 def test_what_a_walk_learns_is_what_python_learns_by_the_same_numbers():
     shipped = tuple(0.1 * k * (-1) ** k for k in range(15))  # all different
-    rule = LearningRule(rate=0.3, num_steps=40, shipped=shipped)
+    rule = LearningRule(rate=0.3, num_steps=40, shipped=shipped, turns=False)
     fast = walk("tof_3", seed=4, learning=rule)
     oracle = LearningOracle(fast.start, fast.rewriter, 4, rule, fast.room)
     while oracle.num_updates < 3:
@@ -56,6 +56,22 @@ def test_what_a_walk_learns_is_what_python_learns_by_the_same_numbers():
         fast.go([], 1, FOREVER)
         np.testing.assert_allclose(fast.table(), oracle.table, atol=1e-12)
     assert np.abs(oracle.table).max() > 0.3
+
+
+def test_episodes_at_random_come_in_between_and_teach_nothing():
+    fast = walk("qft_5", learning=LearningRule(num_steps=50))
+    growth, kinds = growth_of(fast.rewriter), set()
+    before, was_random = fast.table(), False
+    for _ in range(2000):
+        fast.go([], 1, FOREVER)
+        rows, weights = fast.matches()
+        is_random = bool(np.allclose(np.abs(weights), np.exp(-3.0 * growth[rows[:, 2]])))
+        after = fast.table()
+        assert not (was_random and is_random) or (after == before).all()
+        before, was_random = after.copy(), is_random
+        kinds.add(is_random)
+    assert kinds == {True, False}
+    assert np.any(before != 0)
 
 
 @pytest.mark.parametrize("learning", [None, LearningRule()])

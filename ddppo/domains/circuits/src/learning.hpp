@@ -10,7 +10,7 @@ constexpr int kRecencies = 5, kClasses = 3 * kRecencies;
 
 // Settings from Python, as LearningRule of walk.py has them.
 struct LearnSettings {
-  double rate, gamma, limit, num_samples, num_steps, decay, shipped[kClasses];
+  double rate, gamma, limit, num_samples, num_steps, decay, turns, shipped[kClasses];
 };
 
 class Learning {
@@ -35,6 +35,7 @@ class Learning {
   std::vector<double>* table() { return &table_; }
 
   void begin(const Live&) {
+    if (settings_.turns) take_turns();
     std::fill(born_.begin(), born_.end(), kOld);
     first_ = now_ = int32_t(steps_.size());
     for (auto& each : slots_of_) each.clear();
@@ -54,7 +55,7 @@ class Learning {
   }
 
   void chosen(const Entry& entry, const Found& found, const Matches<Entry>& matches, Random& random) {
-    if (!settings_.rate) return;
+    if (!learns()) return;
     Step step{features(entry), {}, 0, 0.0};
     for (size_t k = 0; k < rules_->source(entry.rule).steps.size(); k++) {
       const int32_t born = born_[found.gates[k]];
@@ -72,7 +73,7 @@ class Learning {
   void happened(const Live::Change& change, double reward, bool is_end) {
     now_++;
     for (int k = 0; k < change.num_inserted; k++) born_[change.inserted[k]] = now_ - 1;
-    if (!settings_.rate) return;
+    if (!learns()) return;
     steps_.back().reward = reward;
     if (is_end) finish();
   }
@@ -82,6 +83,9 @@ class Learning {
     credit();
     if (double(steps_.size()) >= settings_.num_steps) update();
   }
+
+  // A rewrite led to a circuit better than all before in this attempt.
+  void improved() { found_[is_at_random_]++; }
 
   // Weigh the matches again that got into another class with the last step.
   void weigh(Matches<Entry>& matches) {
@@ -100,7 +104,9 @@ class Learning {
  private:
   static constexpr int32_t kOld = -1000000;
   static constexpr int kAges[kRecencies - 1] = {1, 3, 12, 24}, kRing = 32;
+  static constexpr double kTrial = 1000;  // steps that count as one improvement before there is one
   using Features = std::array<int32_t, 2>;  // places in the table
+  bool learns() const { return settings_.rate && !is_at_random_; }
   struct Step {
     Features features;
     int32_t parents[kMostGates], num_parents;  // the steps of this episode that inserted gates of the source
@@ -115,10 +121,25 @@ class Learning {
   }
 
   void weigh(Entry& entry) const {
+    if (is_at_random_) {
+      entry.weight = std::exp(-prior_ * rules_->growth(entry.rule));
+      return;
+    }
     const auto [class_of, rule] = features(entry);
     const double sum = table_[class_of] + table_[rule], limit = settings_.limit;
     entry.weight = std::exp(
         limit * std::tanh(sum / limit) + settings_.shipped[class_of] - prior_ * rules_->growth(entry.rule));
+  }
+
+  // Share the episodes between learned weights and random choices in proportion to the improvements a step that each led
+  // to.
+  void take_turns() {
+    spent_[is_at_random_] += now_ - first_;
+    double gains[2];
+    for (int k = 0; k < 2; k++) gains[k] = (1 + found_[k]) / (kTrial + spent_[k]);
+    due_ += gains[1] / (gains[0] + gains[1]);
+    is_at_random_ = due_ >= 1;
+    due_ -= is_at_random_;
   }
 
   // The return of each step of the episode: what it saved, and gamma times the largest return of a step that used gates
@@ -168,6 +189,9 @@ class Learning {
   LearnSettings settings_;
   std::vector<double> table_, mean_, square_, gradient_;
   int64_t num_updates_ = 0;
+  bool is_at_random_ = false;  // this episode
+  // Learned and at random: improvements, and steps; and the share of random episodes that is due.
+  double found_[2] = {}, spent_[2] = {}, due_ = 0;
   int32_t first_ = 0, now_ = 0;  // the number of the episode's first step, and of the next one, since the last update
   std::vector<int32_t> born_;    // by slot: the step that inserted the gate
   std::array<std::vector<int32_t>, kRing> slots_of_;  // by step: slots with matches that were born there

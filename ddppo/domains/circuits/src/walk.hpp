@@ -58,7 +58,8 @@ inline double seconds_now() {
 // Policy has a type Entry, a match with its weight, and
 //   begin(live): an episode starts;    make(live, slot, first rule, last rule + 1, found, entries): append entries;
 //   chosen(entry, found, matches, random): a draw;    happened(change, saved, is_end): the rewrite is done;
-//   weigh(matches): weights change with time;    finish(): an episode ends before a draw;    begin_anew(): the walk does
+//   improved(): the cost is the least of the attempt;    weigh(matches): weights change with time;
+//   finish(): an episode ends before a draw;    begin_anew(): the walk does
 template <class Policy>
 class Walk : public AnyWalk {
  public:
@@ -216,7 +217,10 @@ class Walk : public AnyWalk {
     // 3. What came of it.
     least_ = std::min(least_, cost_);
     const bool is_end = cost_ > least_ + settings_.slack || num_steps_here_ >= cap_.cap();
-    if (cost_ < found_) found_ = cost_, found_at_ = num_steps_;
+    if (cost_ < found_) {
+      found_ = cost_, found_at_ = num_steps_;
+      policy_.improved();
+    }
     if (cost_ < best_cost_) set_best(live_.all(), cost_, step_);
     policy_.happened(change_, before - cost_, is_end);
     if (is_end) return finish();
@@ -279,6 +283,7 @@ class AtRandom {
   void happened(const Live::Change&, double, bool) {}
   void finish() {}
   void begin_anew() {}
+  void improved() {}
   void weigh(Matches<Entry>&) {}
   std::vector<double>* table() { return nullptr; }
 
