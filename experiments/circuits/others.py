@@ -1,6 +1,6 @@
 """Other optimisers on the same files: pyzx and qiskit, counted and verified by us, as CSV.
 
-python experiments/circuits/others.py [circuits=tof_3,my.qasm] [keep=folder] > others.csv
+python experiments/circuits/others.py [circuits=tof_3,my.qasm] [keep=folder] [leave_out="pyzx todd"] > others.csv
 
 A circuit is a benchmark's name or a file. Each optimiser gets the OpenQASM 2 that `show format=qasm` writes. What it
 returns is read by `quantum.qasm`, which writes it in h, x, cx and rz (its s and t are an rz each, a cz is h cx
@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> None:
         began = time.process_time()
         smaller = merged(original)
         write(row(name, "ddppo merge", original, smaller, time.process_time() - began))
-        for optimiser in OPTIMISERS:
+        for optimiser in (each for each in OPTIMISERS if each not in given.get("leave_out", "").split(",")):
             smaller, cpu_s = optimised(optimiser, original)
             write_qasm(smaller, folder / f"{Path(name).stem}_{optimiser.replace(' ', '_')}.qasm")
             package, way = optimiser.split(" ", 1)
