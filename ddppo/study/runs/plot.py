@@ -87,6 +87,9 @@ def groups_chart(found: Grouped) -> Chart:
     """Return the chart with a line and a band for each group; without a band, its runs are thin lines."""
     options, name = found.options, {"mean": "mean", "iqm": "interquartile mean"}[found.options.statistic]
     steps = options.x == "steps"
+    unit, scale = (
+        ("environment steps", 1.0) if steps else _unit(max(group.grid[-1] for group in found.groups))
+    )
     # A title that is too long for the picture becomes the metric; several metrics become the first.
     first, *others = found.metric.split(" or ")
     metric = found.metric if len(found.metric) <= _LONGEST_TITLE else f"{first} and others"
@@ -94,7 +97,7 @@ def groups_chart(found: Grouped) -> Chart:
     drawn = Chart(
         "groups",
         f"{metric}{by}" if len(metric + by) <= _LONGEST_TITLE else metric,
-        Axis("environment steps" if steps else "hours of training", shows=(0.0,)),
+        Axis(unit, shows=(0.0,)),
         Axis(f"{first} and others" if others else first),
         f"Lines: {name} over runs. Bands: 95 % percentile-bootstrap intervals over runs; nothing is interpolated.",
     )
@@ -103,12 +106,21 @@ def groups_chart(found: Grouped) -> Chart:
             for member in group.members:
                 curve = member.curve
                 kept = _few(len(curve))
-                xs = curve.env_steps[kept] if steps else curve.wall_s[kept] / 3600
+                xs = curve.env_steps[kept] if steps else curve.wall_s[kept] / 3600 * scale
                 drawn.line(xs.tolist(), curve.values[kept].tolist(), colour, thin=True, text=member.name)
-        drawn.band(group.grid, group.low, group.high, colour)
+        drawn.band([scale * x for x in group.grid], group.low, group.high, colour)
     for group, colour in zip(found.groups, _COLOURS, strict=False):
-        drawn.line(group.grid, group.middle, colour, f"{group.label} ({len(group.members)})")
+        xs = [scale * x for x in group.grid]
+        drawn.line(xs, group.middle, colour, f"{group.label} ({len(group.members)})")
     return drawn
+
+
+def _unit(hours: float) -> tuple[str, float]:
+    """Return the name of an axis that ends after `hours`, and its units in an hour."""
+    unit, scale = (
+        ("hours", 1.0) if hours >= 1 else ("minutes", 60.0) if hours >= 1 / 30 else ("seconds", 3600.0)
+    )
+    return f"{unit} of training", scale
 
 
 def _write_picture(drawn: Chart, path: Path) -> None:
