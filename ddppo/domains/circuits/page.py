@@ -24,7 +24,7 @@ from ddppo.domains.circuits.quantum.others import OPTIMISERS, installed, optimis
 from ddppo.domains.circuits.quantum.rewriting import Rewriter, differing_gates, merged
 from ddppo.domains.circuits.task.journal import FOLDER
 from ddppo.domains.circuits.task.lineage import RewritesFile, read_rewrites, repeated, rewriter_of, started
-from ddppo.errors import ConfigError, in_one_line
+from ddppo.errors import ConfigError, StorageError, in_one_line
 from ddppo.files import write_text
 from ddppo.study.page.chart import Axis, Chart
 from ddppo.study.page.html import TEMPLATES, stylesheet
@@ -56,6 +56,9 @@ class ComparedCircuit:
     circuit: Circuit
     seconds: float | None = None  # until it was found; None if that is not known
     improvements: list[dict[str, float]] = field(default_factory=list)  # each best on the way, with wall_s
+    at_random: list[tuple[float, float]] = field(
+        default_factory=list
+    )  # seconds of CPU and gates of random rewriting
     rewrites: RewritesFile | None = None
     verified: str = ""
     is_equal: bool = True
@@ -99,7 +102,7 @@ def _read(given: str, original: Circuit, rules: str | None) -> list[ComparedCirc
             raise ConfigError(
                 f"results={given}: its circuits ({held}) do not start from the original circuit"
             )
-        return [_of_rewrites(each, f"{path.name}, {each.stem}", original, rules) for each in fitting]
+        return [_of_run(each, f"{path.name}, {each.stem}", original, rules) for each in fitting]
     if path.suffix == ".json":
         return [_of_rewrites(path, path.stem, original, rules)]
     circuit = noted(given).circuit
@@ -120,7 +123,22 @@ def _of_rewrites(path: Path, name: str, original: Circuit, rules: str | None) ->
     held = read_rewrites(path)
     circuit = repeated(held, original, rewriter_of(held, rules))
     found = [each for each in held.improvements if "wall_s" in each and "gates" in each]
-    return ComparedCircuit(name, circuit, found[-1]["wall_s"] if found else None, found, held)
+    return ComparedCircuit(name, circuit, found[-1]["wall_s"] if found else None, found, rewrites=held)
+
+
+def _of_run(path: Path, name: str, original: Circuit, rules: str | None) -> ComparedCircuit:
+    """Return the circuit of a run, beside random rewriting for as long if the run's cost is the number of gates."""
+    result = _of_rewrites(path, name, original, rules)
+    try:
+        told = json.loads((path.parent.parent / "summary.json").read_text(encoding="utf-8"))
+        of_run = told["task"]["circuits"][path.stem]
+        found = [(float(each["cpu_s"]), float(each["cost"])) for each in of_run["at_random"]["improvements"]]
+        end, start = float(of_run["at_random"]["cpu_s"]), float(of_run["original"]["cost"])
+    except (OSError, ValueError, KeyError, TypeError):  # a run that has not ended, or an older one
+        return result
+    if start == len(original):
+        result.at_random = [(0.0, start), *found, (end, found[-1][1] if found else start)]
+    return result
 
 
 def beside(original: Circuit) -> list[ComparedCircuit]:
@@ -238,9 +256,22 @@ def _charts(before: int, results: Sequence[ComparedCircuit]) -> list[Chart]:
                 xs += [at, at]
                 ys += [ys[-1], found["gates"]]
             chart.line([*xs, max(end, xs[-1])], [*ys, ys[-1]], colour, each.name)
+        if key == "wall_s":
+            for each in results:
+                if each.at_random:
+                    chart.line(*_stairs(each.at_random), "ink", f"{each.name}: at random", dashed=True)
         if known:
             charts.append(chart)
     return charts
+
+
+def _stairs(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    """Return the corners of a line that is level until each next point. Times below a millisecond become one."""
+    xs, ys = [max(points[0][0], 1e-3)], [points[0][1]]
+    for at, gates in points[1:]:
+        xs += [max(at, 1e-3)] * 2
+        ys += [ys[-1], gates]
+    return xs, ys
 
 
 class _Gates:
@@ -294,7 +325,11 @@ def _steps(
 
 
 def excerpts(run_dir: Path) -> list[tuple[str, str]]:
-    """Return for each original circuit of a run a heading, and both circuits as text with the command of their page."""
+    """Write a page for each original circuit of a run, beside its file of rewrites.
+
+    Return for each a heading, and a text: the page, the command that makes it anew beside other optimisers, and the
+    circuit.
+    """
     found = []
     for path in sorted((run_dir / FOLDER).glob("*.json")):
         held = read_rewrites(path)
@@ -308,8 +343,24 @@ def excerpts(run_dir: Path) -> list[tuple[str, str]]:
             f"python -m ddppo.domains.circuits show {path.with_suffix('.qasm')} format=qasm\n"
             f"python -m ddppo.domains.circuits compare {original} {run_dir} html={path.stem}.html"
         )
-        found.append((heading, f"{held.verified}\n{command}\n\n{as_text(held.smaller)}"))
+        written = _page_of_run(path, run_dir)
+        found.append((heading, f"{held.verified}\n{written}\n{command}\n\n{as_text(held.smaller)}"))
     return found
+
+
+def _page_of_run(path: Path, run_dir: Path) -> str:
+    """Write the page of a run's circuit, verified as the run did it and without other optimisers; say where it is."""
+    html = path.with_suffix(".html")
+    options = ComparisonOptions(name_of(path), [str(run_dir)], html=str(html), others=False)
+    try:
+        held = read_rewrites(path)
+        assert held.original is not None, path  # `excerpts` has looked
+        result = _of_run(path, path.stem, held.original, None)
+        result.verified = held.verified
+        write_text(html, page(options, held.original, None, [result]))
+    except (ConfigError, StorageError) as e:
+        return f"no page with pictures: {in_one_line(e)}"
+    return f"pictures, cost over time and each rewrite: {html}"
 
 
 def name_of(path: Path) -> str:

@@ -106,6 +106,10 @@ def test_a_run_is_finished_once_no_circuit_became_smaller_for_its_patience_and_s
         summary = journal.summary()
         assert ("ended" in summary["said"]) == is_finished
         for name in ("tof_3", "mod5_4"):
+            at_random = summary["circuits"][name]["at_random"]
+            costs = [each["cost"] for each in at_random["improvements"]]
+            assert costs == sorted(costs, reverse=True)
+            assert at_random["cost"] == (costs or [summary["circuits"][name]["original"]["cost"]])[-1]
             improvement = json.loads((folder / "best" / f"{name}.json").read_text())["improvements"][-1]
             found_at = {what: improvement[what] for what in ("env_steps", "wall_s")}
             assert summary["circuits"][name]["found_at"] == found_at

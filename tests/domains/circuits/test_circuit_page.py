@@ -127,7 +127,7 @@ def test_what_cannot_be_compared_is_a_sentence(found, tmp_path):
             run(["compare", *words])
 
 
-def test_a_report_has_the_numbers_and_the_command_of_the_page(found):
+def test_a_report_has_the_numbers_a_page_with_random_s_curve_and_the_command_to_repeat_it(found):
     ((heading, text),) = page.excerpts(found)
     held = json.loads((found / "best" / "barenco_tof_3.json").read_text())
     assert heading == (
@@ -136,6 +136,20 @@ def test_a_report_has_the_numbers_and_the_command_of_the_page(found):
     )
     assert held["verified"] in text
     assert f"compare {held['name']} {found} html=barenco_tof_3.html" in text
+    html = found / "best" / "barenco_tof_3.html"
+    assert f"pictures, cost over time and each rewrite: {html}\n" in text
+    assert ": at random" not in html.read_text()  # this folder has no summary of a run
+    at_random = {"cost": 44.0, "cpu_s": 2.0, "improvements": [{"cpu_s": 0.5, "cost": 44.0}]}
+    of_run = {"original": {"cost": 58.0}, "at_random": at_random}
+    told = found / "summary.json"
+    told.write_text(json.dumps({"task": {"circuits": {"barenco_tof_3": of_run}}}))
+    page.excerpts(found)
+    assert "barenco_tof_3: at random" in html.read_text()
+    of_run["original"]["cost"] = 24.0  # the run counts cx alone, and the picture all gates
+    told.write_text(json.dumps({"task": {"circuits": {"barenco_tof_3": of_run}}}))
+    page.excerpts(found)
+    told.unlink()
+    assert ": at random" not in html.read_text()
 
 
 def test_gates_that_differ_are_those_between_the_common_beginning_and_the_common_end():
