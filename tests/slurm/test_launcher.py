@@ -1,5 +1,6 @@
 """Sweeps by hydra/launcher=slurm on a real cluster, started and looked at by the doors as a user does."""
 
+import csv
 import json
 import os
 import signal
@@ -96,8 +97,10 @@ def test_equal_jobs_are_one_array_and_a_failed_one_does_not_lose_the_others(fold
     assert {job_id.partition("_")[2] for job_id in ids} == {"0", "1", "2", "3"}
     assert len({job_id.partition("_")[0] for job_id in ids}) == 1
     infos = {name: slurm.query([job_id])[job_id].state for name, job_id in book(folder).items()}
-    assert {state for name, state in infos.items() if "NaN" in name} == {"FAILED"}
-    assert {state for name, state in infos.items() if "NaN" not in name} == {"COMPLETED"}
+    rows = csv.DictReader((folder / "runs.csv").read_text().splitlines())
+    models = {row["folder"]: row["overrides"] for row in rows}
+    assert {state for name, state in infos.items() if "NaN" in models[name]} == {"FAILED"}
+    assert {state for name, state in infos.items() if "NaN" not in models[name]} == {"COMPLETED"}
     assert "4 runs, 2 completed, 2 failed" in done.stderr
     assert "NonFiniteError" in done.stderr
     assert "Traceback" not in done.stderr
