@@ -332,9 +332,13 @@ def ends_without_waiting(module: str = "ddppo.") -> Iterator[None]:
 
 
 def is_program(module: str) -> bool:
-    """Return whether the program of this process is a module of ours with a name that begins so, not a user's."""
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    name = Path(sys.argv[0]).name.replace("ddppo-", "ddppo.") if spec is None else spec.name
+    """Return whether the program of this process is a module of ours with a name that begins so, not a user's.
+
+    sys.argv says nothing about that: a program may set it for a command's `main`, as tests do.
+    """
+    main = sys.modules["__main__"]
+    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    name = Path(file or "").name.replace("ddppo-", "ddppo.") if spec is None else spec.name
     return f"{name}.".startswith(module)
 
 

@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -22,7 +23,7 @@ from ddppo.processes.signals import StopRequest
 from ddppo.records.progress_display import FRAME_BEGINS
 from ddppo.terminal import unbroken_streams
 from tests.distributed.rude_tasks import HARMLESS, RUDE, START_METHOD
-from tests.support import CHECKOUT, TINY, door, lines, summary
+from tests.support import CHECKOUT, PATIENCE_S, TINY, door, lines, summary
 
 TASKS = "tests.distributed.rude_tasks"
 RUN = [
@@ -232,6 +233,30 @@ def test_a_run_ends_though_its_task_leaves_threads_and_processes_running(tmp_pat
     said = [each for each in finished.stderr.splitlines() if "left" in each]
     assert len(said) == 1
     assert said[0].endswith("running (asleep, forever): they end with this program")
+
+
+def test_a_program_that_calls_a_command_goes_on_though_threads_are_left():
+    program = """
+import sys, threading
+from ddppo.options import door
+end = threading.Event()
+threading.Thread(target=end.wait).start()
+sys.argv = ["ddppo.search", "--help"]  # as a command sees it, for which this process is not to be taken
+
+@door()
+def main():
+    sys.exit(0)
+
+try:
+    main()
+except SystemExit:
+    print("goes on")
+end.set()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=CHECKOUT, capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert (done.returncode, done.stdout) == (0, "goes on\n"), done.stderr
 
 
 # -- whole runs -------------------------------------------------------------------------------------------------------
