@@ -288,14 +288,16 @@ def _key() -> str:
 
 
 _LONGEST_NAME = 64  # of a run's folder; a longer one is shortened
+SHORT_NAME = r"(?:^run|^dist\.world_size-\d+)_[0-9a-f]{8}(?:_seed-\d+)?$"
 _IN_SHORT_NAMES = r"(?:^|_)({}-\d+)(?=_|$)"  # the setting with its value, in the overrides
 
 
 def folder_name(overrides: str, sweep_dir: str | Path | None = None) -> str:
     """Return the name of a run's folder in a sweep, made of its overrides: stable, no slash, at most 64 characters.
 
-    A longer name becomes W, a hash of all overrides, and the seed: dist.world_size-2_1c5ad7b2_seed-0. runs.csv in the
-    sweep folder has the overrides. A folder of the long name that earlier versions gave keeps it.
+    A longer name becomes W, a hash of all other overrides, and the seed: dist.world_size-2_1c5ad7b2_seed-0. So names of
+    a sweep sort by W and seed, and seeds of the same settings have the same hash. runs.csv has the overrides. A folder
+    of the long name that earlier versions gave keeps it.
     """
     plain = re.sub(r"(^|_)\++", r"\1", overrides)  # ++ adds a setting, and is not part of its name
     # Other characters become dashes, so two names may become equal: the hash of the whole tells them apart.
@@ -307,8 +309,15 @@ def folder_name(overrides: str, sweep_dir: str | Path | None = None) -> str:
     before = whole if len(name) <= 200 else f"{name[:94]}-{digest[:10]}-{name[-94:]}"
     if sweep_dir is not None and (Path(sweep_dir) / before).is_dir():
         return before
-    size, seed = (re.findall(_IN_SHORT_NAMES.format(key), plain) for key in (r"dist\.world_size", "seed"))
-    return "_".join([*(size[:1] or ["run"]), digest[:8], *seed[:1]])
+    others, found = plain, []
+    for key in (r"dist\.world_size", "seed"):
+        setting = re.search(_IN_SHORT_NAMES.format(key), others)
+        found.append(setting[1] if setting else "")
+        if setting:
+            others = others[: setting.start(1)] + others[setting.end(1) :]
+    of_others = hashlib.sha256(others.encode()).hexdigest()[:8]
+    size, seed = found
+    return f"{size or 'run'}_{of_others}" + (f"_{seed}" if seed else "")
 
 
 def task_folder(choice: str, *, _root_: DictConfig) -> str:

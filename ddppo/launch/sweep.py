@@ -50,9 +50,11 @@ def train_in_sweep(cfg: DictConfig, run_dir: Path) -> float | None:
         # Joblib set its own start method, which the processes of environments would take over and do not know.
         multiprocessing.set_start_method(None, force=True)
     sweep_dir = Path(HydraConfig.get().sweep.dir)
-    name = f"{run_dir.name} ({HydraConfig.get().job.num})"
+    number = HydraConfig.get().job.num
     try:
         # 1. As for a single run: configuration, fork, checks. A complete run may need more than this machine has.
+        sweep_runs.list_run(sweep_dir, run_dir, HydraConfig.get().overrides.task)
+        name = f"{sweep_runs.described(sweep_dir, run_dir.name)} ({number})"
         config = stored.from_omegaconf(cfg)
         rules.validate(config)
         if not sweep_runs.is_complete(run_dir, config):
@@ -63,7 +65,6 @@ def train_in_sweep(cfg: DictConfig, run_dir: Path) -> float | None:
             # 2. Skip the run, resume it or begin it, by the contents of its folder.
             entry = sweep_runs.enter(run_dir, config)
             print(f"-- {name}{': ' + entry.remark if entry.remark else ''}", flush=True)
-            sweep_runs.list_run(sweep_dir, run_dir, HydraConfig.get().overrides.task)
             stop_signal, after = None, ""
             if not entry.completed:
                 if is_over(end_of_time(config.run.max_minutes)):
@@ -92,7 +93,11 @@ def train_in_sweep(cfg: DictConfig, run_dir: Path) -> float | None:
             print(e.trace, file=sys.stderr)
         why = one_line(e)
         sweep_runs.note(sweep_dir, run_dir, "failed", why)
-        print(f"-- {name} failed: {why}", file=sys.stderr, flush=True)
+        print(
+            f"-- {sweep_runs.described(sweep_dir, run_dir.name)} ({number}) failed: {why}",
+            file=sys.stderr,
+            flush=True,
+        )
         raise TrainingError(why) from None  # the launcher's process may be unable to unpickle e's own class
 
 

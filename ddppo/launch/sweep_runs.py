@@ -11,6 +11,7 @@ import io
 import json
 import math
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from typing import IO, Any
 
 from omegaconf import OmegaConf
 
+from ddppo.config.compose import SHORT_NAME
 from ddppo.config.rank_rules import is_ordered
 from ddppo.config.settings import Config
 from ddppo.config.stored import in_effect
@@ -159,6 +161,23 @@ def list_run(sweep_dir: Path, run_dir: Path, overrides: Sequence[str]) -> None:
                 file.write(f"{_after_a_fragment(file)}{text.getvalue()}".encode())
 
 
+def described(sweep_dir: Path, name: str) -> str:
+    """Return a run's folder for a message; with a short name also its overrides that not all listed runs have."""
+    if not re.search(SHORT_NAME, name):
+        return name
+    try:
+        with (sweep_dir / _TABLE).open(encoding="utf-8", newline="") as file:
+            overrides = {row["folder"]: row["overrides"].split(" ") for row in csv.DictReader(file)}
+    except (OSError, ValueError, KeyError, AttributeError, csv.Error):  # not there, or damaged
+        return name
+    shared = set.intersection(*map(set, overrides.values())) if overrides else set()
+    own = [
+        each for each in overrides.get(name, ()) if each not in shared and each.replace("=", "-") not in name
+    ]
+    told = " ".join(own).replace("\\:", ":")  # as Hydra escapes it
+    return f"{name} ({told})" if own else name
+
+
 def note(sweep_dir: Path, run_dir: Path, outcome: str, why: str = "", after: str = "") -> None:
     """Append an outcome to the sweep's journal. A line is one write, so runs side by side do not mix their lines.
 
@@ -218,8 +237,12 @@ def in_words(found: list[RunResult], sweep_dir: Path, since: FolderBefore) -> st
     numbers = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
     text = [f"sweep {sweep_dir}: {len(found)} run{'s' * (len(found) != 1)}, {numbers}"]
     failed = [outcome for outcome in found if outcome.outcome == "failed"]
-    text += [f"  {outcome.run}: {outcome.why}" for outcome in failed]
-    text += [f"  {outcome.run}: complete, but {outcome.after}" for outcome in found if outcome.after]
+    text += [f"  {described(sweep_dir, outcome.run)}: {outcome.why}" for outcome in failed]
+    text += [
+        f"  {described(sweep_dir, outcome.run)}: complete, but {outcome.after}"
+        for outcome in found
+        if outcome.after
+    ]
     if failed:
         text.append(f"  the same command with sweep={sweep_dir} repeats these and skips complete runs")
     results = sweep_dir / _RESULTS

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import signal
 import sys
 
@@ -158,7 +159,9 @@ def test_what_fails_is_listed_after_all_others_ran(sweep, tmp_path, monkeypatch)
     assert told[3].endswith(f"the same command with sweep={tmp_path} repeats these and skips complete runs")
     assert "saboteurs.py" in stderr  # the task's own traceback
     assert stderr.count("Traceback") == 1
-    assert "CartPole" in stdout
+    # A long name of a folder is short, so its runs are told apart by what not all have.
+    assert re.search(r"^-- run_[0-9a-f]{8} \(env\.id=CartPole-v1\) \(2\)$", stdout, re.MULTILINE)
+    assert re.match(r"  run_[0-9a-f]{8} \(env\.id=tests\.fault\.saboteurs:Raises-v0\): ", told[1])
     (whole,) = [s for s in map(summary, run_dirs(tmp_path)) if s["status"] == "completed"]
     assert whole["config"]["env"]["id"] == "CartPole-v1"
 

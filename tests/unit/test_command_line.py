@@ -229,8 +229,12 @@ def test_names_of_run_folders_have_no_slash_and_no_prefix_and_tell_settings_apar
 def test_a_long_name_of_a_run_folder_becomes_w_a_hash_and_the_seed(tmp_path):
     many = "_".join(f"section.setting_{i}-{i}" for i in range(40))
     names = [folder_name(f"{many}_seed-{seed}", tmp_path) for seed in range(3)]
-    assert len(set(names)) == 3
+    assert names == sorted(set(names))
+    assert (
+        len({name.rpartition("_")[0] for name in names}) == 1
+    )  # the seed apart, their settings are the same
     assert re.fullmatch(r"run_[0-9a-f]{8}_seed-2", names[2])
+    assert names[2] != folder_name(f"{many}_ppo.seed-2_seed-2")
     name = folder_name(f"dist.world_size-16_ppo.seed-3_{many}_seed-12")
     assert re.fullmatch(r"dist\.world_size-16_[0-9a-f]{8}_seed-12", name)
     assert len(set(map(folder_name, (f"a-{i}_{many}_z-1" for i in range(3))))) == 3
