@@ -1,5 +1,6 @@
 """What made-up rounds say: medians, fractions of limits, speedups, files that hold them."""
 
+import dataclasses
 import json
 
 import pytest
@@ -16,6 +17,8 @@ from ddppo.study.bench.results import (
     read,
     speedups,
 )
+from ddppo.study.bench.workloads import configurations, fixed
+from tests.support import CHECKOUT
 
 LIMITS = {
     "num_processes": 1,
@@ -183,3 +186,12 @@ def test_a_run_is_summed_up_without_its_warm_up():
     assert found["t_iter"] == pytest.approx(0.2)
     assert found["wait_us"] == pytest.approx(1e6 * (0.125 + 0.0625) * 0.2 / 8)
     assert found["learn_gflops"] == pytest.approx(6 * 1000 * 64 * 2 / 0.05 / 1e9)
+
+
+def test_the_floor_that_ci_compares_with_has_the_settings_that_the_bench_measures():
+    floor = results.read(str(CHECKOUT / "experiments" / "speed" / "floor.json"))
+    (configuration,) = configurations(fixed("W1"), [1], ["strong"])
+    now = [dataclasses.replace(each, overrides=list(configuration.overrides)) for each in floor.measurements]
+    ratios, remarks = differences_of_files(dataclasses.replace(floor, measurements=now), floor)
+    assert ratios["W1 W=1"].estimate == pytest.approx(1.0)
+    assert remarks == []

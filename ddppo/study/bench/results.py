@@ -230,7 +230,7 @@ def differences_of_files(new: "Result", old: "Result") -> tuple[dict[str, Ratio]
         # Compare only equal settings.
         if name not in theirs:
             remarks.append(f"{name} is only in {new.path}")
-        elif list(rounds[0].overrides) != list(theirs[name][0].overrides):
+        elif _settings(rounds[0]) != _settings(theirs[name][0]):
             remarks.append(f"{name} has other settings in {new.path} and {old.path}, and is left out")
         else:
             check_rounds(min(len(rounds), len(theirs[name])), paired=False)
@@ -244,6 +244,14 @@ def differences_of_files(new: "Result", old: "Result") -> tuple[dict[str, Ratio]
         if now != then:
             remarks.append(f"another machine, {what} {now} instead of {then}: read with care")
     return ratios, remarks
+
+
+def _settings(measurement: Measurement) -> list[str]:
+    """Return the settings that a measurement is of.
+
+    Results of before dist.reduction=auto do not name dist.reduction=fast, with which they were measured.
+    """
+    return [each for each in measurement.overrides if each != "dist.reduction=fast"]
 
 
 def _fps(rounds: Sequence[Measurement]) -> list[float]:
