@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "activations.hpp"
+#include "layers.hpp"
 
 namespace ddppo {
 namespace {
@@ -27,15 +27,6 @@ struct Onto {  // out = begin + product
   Real* out;
   long width;
   V<Real> start(long m, long n) const { return Simd<Real>::load(begin + m * width + n); }
-  void end(long m, long n, V<Real> x) const { Simd<Real>::store(out + m * width + n, x); }
-};
-
-template <class Real>
-struct OntoBias {  // out = bias [width] + product
-  const Real* bias;
-  Real* out;
-  long width;
-  V<Real> start(long, long n) const { return Simd<Real>::load(bias + n); }
   void end(long m, long n, V<Real> x) const { Simd<Real>::store(out + m * width + n, x); }
 };
 
@@ -149,7 +140,7 @@ void run(long steps, long envs, long units, const GruForward<Real>& of) {
     Real* const row = gates + t * envs * width;
     product<Real>(
         {h_before + t * state, units, 1}, rows_of(weight, width), envs, width, units,
-        OntoBias<Real>{bias, row, width});
+        Affine<Real>{bias, row, width});
     for (long i = 0; i < envs; i++)
       for (long j = 0; j < units; j += Simd<Real>::lanes) {
         using S = Simd<Real>;
