@@ -32,9 +32,10 @@ IMPORTED = (
     "ddppo.launch.sweep_runs",
 )
 FORKED = ("ddppo.", "tests.", "torch.distributed.run")
-# The limit of every wait, in seconds: it ends what hangs and nothing that is slow. No test expects it to pass, and what
-# a test expects to be late is held up for good, frozen or asleep, never for a time that a loaded machine also takes.
-PATIENCE_S = 900.0
+# The limit of every wait, in seconds: it ends what hangs and nothing that is slow, before pytest's limit of a test
+# (600, Makefile) ends the process with all it knows. No test expects it to pass, and what a test expects to be late is
+# held up for good, frozen or asleep, never for a time that a loaded machine also takes.
+PATIENCE_S = 400.0
 NEVER_S = 86_400.0  # a limit of the program's that no test reaches: something else ends what it limits
 _ports = itertools.count(16 * os.getpid())
 TINY = ("eval.final_episodes=0", "log.progress=none", "log.tensorboard=false")  # first: later overrides win

@@ -3,7 +3,7 @@
 import shlex
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -82,21 +82,30 @@ class Job:
         return found
 
     def wait_for_state(self, *states: str) -> None:
-        """Wait for one of the states, or for any end; fail with the job's log if the end is another."""
+        """Wait for one of the states, or for any end; fail with the job's log if the end is another, or none."""
 
         def reached() -> bool:
             info = self.info
-            assert info.state in states or not info.has_ended, f"not {states}: {info}\n{self.log}"
+            assert info.state in states or not info.has_ended, f"not {states}"
             return info.state in states
 
-        wait_until(reached, f"{states} of job {self.id}")
+        self._wait_until(reached, f"state {' or '.join(states)}")
 
     def wait_for_iteration(self, number: int) -> None:
         def reached() -> bool:
-            assert not self.info.has_ended, f"{self.info}\n{self.log}"
+            assert not self.info.has_ended, f"it ended before iteration {number}"
             return bool(self.iterations) and self.iterations[-1] >= number
 
-        wait_until(reached, f"iteration {number} of job {self.id}")
+        self._wait_until(reached, f"iteration {number}")
+
+    def _wait_until(self, reached: Callable[[], bool], what: str) -> None:
+        try:
+            wait_until(reached, f"{what} of job {self.id}")
+        except AssertionError as error:
+            nodes = slurm.command("sinfo", "--Node", "--long", "--noheader")
+            raise AssertionError(
+                f"{error}\n{self.info}\nits ranks: {self.ranks()}\n{nodes}\n{self.log}"
+            ) from error
 
     def wait_until_requeued(self) -> int:
         """Wait until the job is in the queue again, and return its last iteration.
