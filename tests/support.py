@@ -128,7 +128,9 @@ def started(command: list[str], **environ: str):
     try:
         yield process
     finally:
-        for pid in (process.pid, *descendants(run_id(process))):
+        # Not the number of a process that was waited for: another may have it by now.
+        alive = [process.pid] if process.poll() is None else []
+        for pid in (*alive, *descendants(run_id(process))):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         process.communicate()

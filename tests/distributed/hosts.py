@@ -109,8 +109,9 @@ class Hosts:
 
 def kill(process: subprocess.Popen) -> None:
     """Kill what `Hosts.start` started and all that came of it."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # unshare takes its child, and that its namespace, with it
+    if process.poll() is None:  # else another group may have its number by now
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # unshare takes its child, and that its namespace, with it
     process.wait()
 
 
