@@ -5,7 +5,8 @@ PY := .venv/bin/python
 PROCESSES ?= 3
 # A test that takes ten minutes hangs: its process ends with what it was at, and another goes on. By a thread, for tests
 # look at signals.
-PYTEST := $(PY) -m pytest -n $(PROCESSES) --no-loadscope-reorder --timeout=600 --timeout-method=thread
+PYTEST := $(PY) -m pytest -n $(PROCESSES) --no-loadscope-reorder --timeout=600 --timeout-method=thread \
+  --max-worker-restart=5
 .DEFAULT_GOAL := help
 # Compiled modules are kept, as Python does unless it is told not to: every process of the tests would compile ddppo
 # anew (.4 s of a core), every process of pytest all tests (16 s).

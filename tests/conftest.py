@@ -4,6 +4,7 @@ DDPPO_TEST_ORDER=<seed> shuffles the files and the tests of each file, to show t
 """
 
 import atexit
+import faulthandler
 import os
 import random
 import shutil
@@ -105,3 +106,38 @@ def pytest_xdist_make_scheduler(config, log):
             return "tests/slurm" if nodeid.startswith("tests/slurm/") else super()._split_scope(nodeid)
 
     return ByFile(config, log)
+
+
+def _last_words(run: str, worker: str) -> Path:
+    return Path(tempfile.gettempdir()) / f"ddppo-tests-{run}-{worker}.txt"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Have a process of xdist write down where it is if it crashes, and before pytest ends a test of ten minutes."""
+    given = getattr(item.config, "workerinput", None)
+    if given is None:
+        return (yield)
+    path = _last_words(given["testrunuid"], given["workerid"])
+    with path.open("w") as file:
+        faulthandler.enable(file)
+        faulthandler.dump_traceback_later(0.98 * (item.config.getoption("timeout") or 600), file=file)
+        try:
+            return (yield)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+            faulthandler.enable(sys.__stderr__)
+            path.unlink()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(crashitem, report, sched):
+    """Say of a process that crashed how it ended, and where it was."""
+    gateway = report.node.gateway
+    code = gateway._io.popen.wait()
+    path = _last_words(report.node.workerinput["testrunuid"], gateway.id)
+    words = path.read_text() if path.exists() else ""
+    path.unlink(missing_ok=True)
+    limit = ", which is how pytest ends one after its limit of a test" if code == 1 else ""
+    how = f"signal {-code}" if code < 0 else f"exit code {code}{limit}"
+    report.longrepr = f"{report.longrepr}: {how}\n{words}".rstrip()
