@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from ddppo.collectives.meeting import Wanted, meet
+from ddppo.collectives.peers import store_of_this_machine
 from ddppo.native.compiling import SHARED_MEMORY
 
 _ROUNDS, _ROUND_S = 7, 0.05
@@ -45,7 +46,7 @@ def latency(world_size: int, num_bytes: float, collective: str) -> float:
     context = get_context("forkserver")
     context.set_forkserver_preload(["ddppo.collectives.meeting"])  # else each rank imports torch anew
     receive, send = context.Pipe(duplex=False)
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = store_of_this_machine("127.0.0.1")
     ranks = [
         context.Process(
             target=run_rank, args=(rank, world_size, int(num_bytes), collective, store.port, send)

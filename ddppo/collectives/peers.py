@@ -1,4 +1,4 @@
-"""Parts that all groups of several ranks share: subgroups, and finding the lost ranks when a collective fails.
+"""Parts that all groups of several ranks share: their store, subgroups, and finding lost ranks when a collective fails.
 
 A collective ends only after every rank has called it, so its end proves that all ranks were alive (`Watch.heard`). A
 rank with a failed collective leaves a word in the launcher's store and waits a second for others to do so. The ranks
@@ -17,6 +17,25 @@ import torch.distributed as dist
 
 from ddppo.collectives.group import Board, CollectiveTiming, Group
 from ddppo.errors import CollectiveError, first_sentence
+
+# -- Where ranks of one machine meet.
+
+_MOST_WAITING = 1024  # connections that the store has yet to accept
+
+
+def store_of_this_machine(address: str, timeout_s: float = 300.0) -> dist.TCPStore:
+    """Open a store at any free port of a loopback address, in which ranks of this machine meet.
+
+    torch alone would listen on all interfaces, whatever the address, and the store asks nobody for a password.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listening = socket.create_server((address, 0), family=family, backlog=_MOST_WAITING)
+    port = listening.getsockname()[1]
+    return dist.TCPStore(
+        address, port, is_master=True, timeout=timedelta(seconds=timeout_s), wait_for_workers=False,
+        master_listen_fd=listening.detach(),
+    )  # fmt: skip
+
 
 # -- A rank at its own pace: it takes part in no collective, and finds other ranks through the launcher's store.
 

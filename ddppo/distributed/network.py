@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from ddppo.collectives.peers import store_of_this_machine
 from ddppo.errors import CollectiveError, ConfigError, TrainingError, first_sentence
 from ddppo.files import write_json
 
@@ -123,7 +124,7 @@ def rendezvous_store(timeout_s: float) -> dist.Store:
     if meeting is None:
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     elif is_master:
-        address, port = loopback_address(), 0
+        address, port = loopback_address(), 0  # any that is free
     else:
         address, port = _read(meeting, timeout_s)
     if not is_master:
@@ -132,10 +133,13 @@ def rendezvous_store(timeout_s: float) -> dist.Store:
 
     def make() -> None:
         try:
-            store = dist.TCPStore(
-                address, port, is_master=is_master, timeout=timedelta(seconds=timeout_s), multi_tenant=is_master,
-                wait_for_workers=False,
-            )  # fmt: skip
+            if meeting is not None and is_master:
+                store = store_of_this_machine(address, timeout_s)
+            else:
+                store = dist.TCPStore(
+                    address, port, is_master=is_master, timeout=timedelta(seconds=timeout_s), multi_tenant=is_master,
+                    wait_for_workers=False,
+                )  # fmt: skip
         except RuntimeError as e:
             made.put(e)
         else:

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from ddppo.algorithms.known import algorithm_name
-from ddppo.collectives.peers import have_met, in_words, last_words
+from ddppo.collectives.peers import have_met, in_words, last_words, store_of_this_machine
 from ddppo.config.rules import layout
 from ddppo.config.settings import Config
 from ddppo.distributed.network import loopback_address
@@ -91,7 +91,7 @@ def start_ranks(run_dir: Path, config: Config, note: Callable[[str], None]) -> i
     world_size, timeout_s = config.dist.world_size, config.dist.timeout_s
     # 1. Ranks meet in a store. It is this process's, so it outlives the last rank, and their last words stay readable.
     address = loopback_address()  # again: a restart may come days after the check
-    store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False)
+    store = store_of_this_machine(address)
     remedy = f"Checkpoints, if any, are in {run_dir}: go on with resume={run_dir}"
     with StopRequest() as stop:
         stop.listen()

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from ddppo.collectives.peers import store_of_this_machine
 from ddppo.errors import CollectiveError
 from ddppo.launch import rank as launched
 from tests.support import PATIENCE_S
@@ -13,7 +14,18 @@ from tests.support import PATIENCE_S
 
 @pytest.fixture
 def store():
-    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    return store_of_this_machine("127.0.0.1")
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="reads what listens from Linux's /proc")
+def test_other_machines_cannot_reach_the_store_of_ranks_of_one(store):
+    tables = [Path(f"/proc/net/{table}").read_text().splitlines()[1:] for table in ("tcp", "tcp6")]
+    listening = [
+        fields[1] for fields in (line.split() for table in tables for line in table) if fields[3] == "0A"
+    ]
+    assert [each for each in listening if each.endswith(f":{store.port:04X}")] == [
+        f"0100007F:{store.port:04X}"
+    ]
 
 
 def client(store):

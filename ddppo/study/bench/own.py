@@ -1,4 +1,4 @@
-"""What a user would bring: a loss term (the workload W5) and a network (W6), written as docs/guide does it.
+"""What a user would bring: a loss term (workload W5), a network (W6) and a task (W8), written as docs/guide does it.
 
 Neither is faster than a user's would be: nothing here knows the code that runs it.
 """
@@ -6,6 +6,8 @@ Neither is faster than a user's would be: nothing here knows the code that runs 
 import math
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import torch
 from torch import nn
 
@@ -59,3 +61,42 @@ class Plain(ActorCritic):
             layers += [nn.Linear(inputs, width), _ACTIVATIONS[config.activation]()]
             inputs = width
         return nn.Sequential(*layers, nn.Linear(inputs, outputs))
+
+
+class Hovering(gym.Env):
+    """A drone that keeps its height by two thrusts, of which a step takes 64 small steps in plain Python (30 us): W8.
+
+    Observations are height, speed, battery and wind `[4]`; an episode ends on the ground or after 300 steps.
+    """
+
+    observation_space = gym.spaces.Box(-10.0, 10.0, (4,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        """Begin at height 1, with a wind of this episode."""
+        super().reset(seed=seed)
+        self._height, self._speed, self._battery, self._num_steps = 1.0, 0.0, 1.0, 0
+        self._wind = float(self.np_random.normal(0.0, 0.3))
+        return self._obs(), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
+        """Push with 6 or 14 m/s2 against 9.81 of gravity for .08 s; the reward is nearness to height 1, 0 to 1."""
+        thrust = 14.0 if action else 6.0
+        for _ in range(64):
+            drag = 0.1 * self._speed * abs(self._speed)
+            self._speed += 0.00125 * (thrust * (0.8 + 0.2 * self._battery) - 9.81 - drag + self._wind)
+            self._height = min(self._height + 0.00125 * self._speed, 9.0)
+            self._battery = max(self._battery - 2.5e-7 * thrust, 0.0)
+        self._num_steps += 1
+        reward = math.exp(-abs(self._height - 1.0))
+        return self._obs(), reward, self._height < 0.0, self._num_steps == 300, {}
+
+    def _obs(self) -> np.ndarray:
+        speed = max(-10.0, min(10.0, self._speed))
+        return np.array([max(self._height, -1.0), speed, self._battery, self._wind], dtype=np.float32)
+
+
+gym.register("Hovering-v0", Hovering)
