@@ -4,6 +4,7 @@
 each of its runs.
 """
 
+import gc
 import json
 import signal
 from functools import partial
@@ -63,14 +64,16 @@ def train_one(cfg: DictConfig, run_dir: Path) -> None:
 
 def _composed(cfg: DictConfig, run_dir: Path) -> Config | None:
     """Return the configuration of a single run; None if resume=auto finds the run complete."""
-    from ddppo.launch import resuming
-
     config: Config | None
     if cfg.resume == "auto":
+        from ddppo.launch import resuming
+
         config = resuming.begun_or_resumed(cfg, run_dir)
         if config is None:
             return None
     elif cfg.resume is not None:
+        from ddppo.launch import resuming  # imports torch, and a new run's mistakes are answered without
+
         config = resuming.resumed(cfg, run_dir, list(HydraConfig.get().overrides.task))
     elif (run_dir / "config.yaml").exists():
         raise ConfigError(
@@ -149,6 +152,9 @@ def check(config: Config) -> None:
     from ddppo.distributed import network
     from ddppo.launch import checks
 
+    # All large imports are done. ddppo/__init__.py turned the collector off for them; it need not look at them later.
+    gc.freeze()
+    gc.enable()
     num_ranks_here = checks.local_world_size(config)
     if little := limits.little_memory(num_ranks_here):
         warn(little)
