@@ -10,8 +10,8 @@ from pathlib import Path
 from omegaconf import MISSING
 
 import ddppo
-from ddppo.config.compose import presets
 from ddppo.config.fields import setting
+from ddppo.config.presets import presets
 from ddppo.errors import ConfigError
 from ddppo.files import stored
 from ddppo.options import door, parse

@@ -13,19 +13,12 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-import hydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
-from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from ddppo import Command
-from ddppo.config import compose, variants
+from ddppo.config import presets, variants
 from ddppo.errors import AFTER_TRAINING, ConfigError, Stopped, StorageError, TrainingError
-from ddppo.launch.arguments import composition_message, one_line, prepared_arguments
-from ddppo.launch.run import fork_before_user_import, train_one
-from ddppo.launch.sweep import SweepFolder, report_sweep, train_in_sweep
 from ddppo.launch.torchrun import check_launcher, forget_torchrun, launcher
 from ddppo.package import see_current_folder, versions
 from ddppo.processes import limits
@@ -73,6 +66,62 @@ def command(*, may_be_rank: bool = False) -> CommandResult:
     started, are ranks of one run: not those of a program that calls this function.
     """
     _prepare_process()
+    # 1. Without Hydra: this process's place, help, and most mistakes.
+    try:
+        if (result := _answered_at_once(may_be_rank=may_be_rank)) is not None:
+            return result
+    except KeyboardInterrupt as e:
+        exit_code = e.exit_code if isinstance(e, Stopped) else 128 + signal.SIGINT
+        return CommandResult(exit_code, _interrupted(e), None, e)
+    except Exception as e:
+        if (error := _foreseen(e)) is None:
+            raise
+        return CommandResult(error.exit_code, f"error: {error}", None, error)
+    # 2. With Hydra.
+    return _composed_and_trained()
+
+
+def _answered_at_once(*, may_be_rank: bool) -> CommandResult | None:
+    """Answer a command that starts nothing, without an import of Hydra; None for a command that needs Hydra."""
+    # 1. Which process is this? Ranks above 0 of torchrun or mpirun never return from here.
+    check_launcher(joins=may_be_rank)
+    if launcher():
+        die_with_parent()
+        if os.environ["RANK"] != "0":
+            from ddppo.launch.rank import follow
+
+            follow(sys.argv[1:])
+    else:
+        forget_torchrun()
+    if "--version" in sys.argv[1:]:
+        print(versions())
+        return CommandResult()
+
+    # 2. Refuse process limits that break libraries in the middle of a run.
+    if low := limits.too_low():
+        raise ConfigError(low)
+    limits.check_threads()
+
+    # 3. Help, and mistakes that one setting shows by itself.
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        words = [word for word in sys.argv[1:] if word[0] != "-" and "=" not in word]
+        print(presets.shown_help(words[0] if words else None))
+        return CommandResult()
+    presets.refuse_plain_mistakes(sys.argv[1:])
+    return None
+
+
+def _composed_and_trained() -> CommandResult:
+    """Let Hydra compose the configuration, train the run or the sweep, and return how the command ended."""
+    import hydra
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    from ddppo.config import compose
+    from ddppo.launch.arguments import prepared_arguments
+    from ddppo.launch.run import fork_before_user_import, train_one
+    from ddppo.launch.sweep import SweepFolder, train_in_sweep
+
     run_dir: Path | None = None
 
     def job(cfg: DictConfig) -> float | None:
@@ -93,41 +142,17 @@ def command(*, may_be_rank: bool = False) -> CommandResult:
     with SweepFolder.during_command():
         error: Exception | None = None
         try:
-            # 1. Which process is this? Ranks above 0 of torchrun or mpirun never return from here.
-            check_launcher(joins=may_be_rank)
-            if launcher():
-                die_with_parent()
-                if os.environ["RANK"] != "0":
-                    from ddppo.launch.rank import follow
-
-                    follow(sys.argv[1:])
-            else:
-                forget_torchrun()
-            if "--version" in sys.argv[1:]:
-                print(versions())
-                return CommandResult()
-
-            # 2. Refuse process limits that break libraries in the middle of a run.
-            if low := limits.too_low():
-                raise ConfigError(low)
-            limits.check_threads()
-
-            # 3. Translate the command line into Hydra's grammar, and register our settings and presets.
+            # 1. Translate the command line into Hydra's grammar, and register our settings and presets.
             # For summary.json.
             os.environ["DDPPO_COMMAND"] = shlex.join(["python", "-m", "ddppo.train", *sys.argv[1:]])
-            if {"-h", "--help"} & set(sys.argv[1:]):
-                compose.register()
-                words = [word for word in sys.argv[1:] if word[0] != "-" and "=" not in word]
-                print(compose.shown_help(words[0] if words else None))
-                return CommandResult()
             sys.argv[1:] = prepared_arguments(sys.argv[1:])
             compose.register()
             if not launcher():
                 variants.call_before_user_import(fork_before_user_import)
 
-            # 4. Hydra composes the configuration and calls `job`. With this variable it raises errors unchanged.
+            # 2. Hydra composes the configuration and calls `job`. With this variable it raises errors unchanged.
             os.environ["HYDRA_FULL_ERROR"] = "1"
-            conf = str(compose.conf_dir())
+            conf = str(presets.conf_dir())
             hydra.main(version_base="1.3", config_path=conf, config_name="config")(job)()
         except KeyboardInterrupt as e:
             exit_code = e.exit_code if isinstance(e, Stopped) else 128 + signal.SIGINT
@@ -150,9 +175,13 @@ def command(*, may_be_rank: bool = False) -> CommandResult:
 
 def _foreseen(error: Exception) -> ConfigError | TrainingError | None:
     """Return an error as one that ends the command in a sentence and an exit code; None if it needs its traceback."""
+    if isinstance(error, ConfigError | TrainingError):
+        return error
+    from hydra.errors import HydraException
+
+    from ddppo.launch.arguments import composition_message
+
     match error:
-        case ConfigError() | TrainingError():
-            return error
         case HydraException() | OmegaConfBaseException():  # of the command line or a preset
             return ConfigError(composition_message(error))
         case OSError() if error.filename is not None:  # a folder that Hydra cannot make
@@ -165,13 +194,18 @@ def _foreseen(error: Exception) -> ConfigError | TrainingError | None:
 def _interrupted(interrupt: KeyboardInterrupt) -> str:
     """Return the sentence about Ctrl-C or another signal: what stopped, and how to go on."""
     stopped = interrupt if isinstance(interrupt, Stopped) else Stopped(signal.SIGINT)
-    if SweepFolder.path is not None:
-        return f"{stopped.what}; the same command with sweep={SweepFolder.path} continues the sweep"
+    sweep = sys.modules.get("ddppo.launch.sweep")  # not imported yet: there is no sweep
+    if sweep is not None and sweep.SweepFolder.path is not None:
+        folder = sweep.SweepFolder.path
+        return f"{stopped.what}; the same command with sweep={folder} continues the sweep"
     return f"{stopped.what}{'; ' + stopped.remedy if stopped.remedy else ' before the run began'}"
 
 
 def _sweep_result(error: Exception | None) -> CommandResult:
     """List the runs of the sweep, and return its result: any failed run makes it 1, a mistake without any run 2."""
+    from ddppo.launch.arguments import one_line
+    from ddppo.launch.sweep import SweepFolder, report_sweep
+
     ended = report_sweep(error)
     if error is None and not SweepFolder.began():
         error = ConfigError("the values given with -m make no combination: there is no run in this sweep")

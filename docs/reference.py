@@ -19,8 +19,10 @@ from typing import Any
 CHECKOUT = Path(__file__).parents[1]
 sys.path.insert(0, str(CHECKOUT))
 
-from ddppo.config.compose import config_class, presets, register, schemas  # noqa: E402
+from ddppo.config.compose import register  # noqa: E402
 from ddppo.config.help import shown_default  # noqa: E402
+from ddppo.config.presets import presets, schemas  # noqa: E402
+from ddppo.config.settings import config_class  # noqa: E402
 from ddppo.config.variants import SECTIONS_WITH_VARIANTS, keys_of, known  # noqa: E402
 
 # -- Settings.

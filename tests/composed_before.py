@@ -12,7 +12,8 @@ from hydra.core.plugins import Plugins
 import ddppo.launch.sweep  # noqa: F401
 import tests.composed_once  # noqa: F401
 from ddppo.config import stored
-from ddppo.config.compose import conf_dir, register
+from ddppo.config.compose import register
+from ddppo.config.presets import conf_dir
 
 conf = conf_dir()
 sys.path += [str(folder) for folder in sorted((conf.parent / "ddppo").glob("*/_plugins"))]

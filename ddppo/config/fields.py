@@ -108,6 +108,11 @@ def in_words(complaint: str) -> str:
     return complaint
 
 
+def not_whole(value: str) -> str:
+    """Return the message about a value that is no whole number, as in_words gives it."""
+    return f"{value} is not {_WANTED['Integer']}"
+
+
 # -- Whole numbers as people write them: 1e5, 1_000_000, 2.5e3.
 
 _NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d_]*(?:\.\d+)?(?:[eE][-+]?\d+)?(?![\w.])")

@@ -21,18 +21,10 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from ddppo.config import rules, stored
-from ddppo.config.compose import (
-    algorithms,
-    check_algorithm,
-    conf_dir,
-    in_full,
-    is_schema,
-    presets,
-    register,
-    schemas,
-)
+from ddppo.config.compose import register
 from ddppo.config.fields import in_words, is_integer, is_truth, near, setting_types, written_out
 from ddppo.config.help import setting_names, unknown_setting
+from ddppo.config.presets import algorithms, check_algorithm, conf_dir, in_full, is_schema, presets, schemas
 from ddppo.config.settings import SECTIONS, Config, config_class, sections
 from ddppo.config.variants import type_of
 from ddppo.errors import ConfigError, EnvRaised, RunFolderError, TrainingError

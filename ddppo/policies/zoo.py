@@ -37,7 +37,7 @@ def run_folder(run: str, zoo: str | None) -> str:
         raise ConfigError(f"zoo={zoo} and run={run}: give one of them")
     if zoo in names():
         return str(KEPT / zoo)
-    from ddppo.config.compose import presets  # imports Hydra
+    from ddppo.config.presets import presets
 
     if f"zoo/{zoo}" in presets("experiment"):
         train = command("ddppo.train", f"experiment=zoo/{zoo}")

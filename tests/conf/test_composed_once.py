@@ -9,7 +9,8 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository
 from omegaconf import OmegaConf
 
-from ddppo.config.compose import conf_dir, register
+from ddppo.config.compose import register
+from ddppo.config.presets import conf_dir
 from tests import composed_once
 
 

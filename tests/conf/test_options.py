@@ -11,8 +11,9 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
 from ddppo.config import rules, stored
-from ddppo.config.compose import conf_dir, presets, register, schemas, shown_help
+from ddppo.config.compose import register
 from ddppo.config.help import description, setting_names
+from ddppo.config.presets import conf_dir, presets, schemas, shown_help
 from ddppo.config.settings import Config, config_class
 from ddppo.errors import ConfigError
 from tests.support import run

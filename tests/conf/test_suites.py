@@ -3,7 +3,8 @@
 import pytest
 from hydra import compose, initialize_config_dir
 
-from ddppo.config.compose import conf_dir, register
+from ddppo.config.compose import register
+from ddppo.config.presets import conf_dir
 
 
 def tasks(experiment):

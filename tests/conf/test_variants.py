@@ -11,8 +11,9 @@ from omegaconf import OmegaConf
 from ddppo.algorithms.known import ALGORITHMS, algorithm_name
 from ddppo.config import rules
 from ddppo.config.algorithm_settings import AlgorithmChoice
-from ddppo.config.compose import conf_dir, presets, register
+from ddppo.config.compose import register
 from ddppo.config.model_settings import MlpSettings
+from ddppo.config.presets import conf_dir, presets
 from ddppo.config.stored import _OF_ALL_VARIANTS, from_omegaconf, in_effect, load_config, to_yaml
 from ddppo.config.variants import SECTIONS_WITH_VARIANTS, keys_of, known, settings_class
 from ddppo.domains.circuits.settings import GnnSettings

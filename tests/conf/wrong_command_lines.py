@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from ddppo.config.compose import schemas
+from ddppo.config.presets import schemas
 from ddppo.config.settings import config_class
 from ddppo.plugins import imported
 from tests.conf.wrong_algorithms import LINES as OF_ALGORITHMS

@@ -15,7 +15,8 @@ from hydra import compose, initialize_config_dir
 
 from ddppo.collectives.group import Group
 from ddppo.config import rules
-from ddppo.config.compose import conf_dir, register
+from ddppo.config.compose import register
+from ddppo.config.presets import conf_dir
 from ddppo.config.stored import from_omegaconf, to_yaml
 from ddppo.device import resolve, set_numerics
 from ddppo.loop import compute

@@ -77,7 +77,8 @@ def test_the_settings_of_the_cells_compose():
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
 
-    from ddppo.config.compose import conf_dir, register
+    from ddppo.config.compose import register
+    from ddppo.config.presets import conf_dir
     from ddppo.launch.arguments import prepared_arguments
 
     words = {code for cell in HERE for code in re.findall(r"`([^`<]+)`", cell)}

@@ -14,8 +14,9 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from ddppo import train
-from ddppo.config import compose
-from ddppo.config.compose import conf_dir, folder_name, register
+from ddppo.config import compose, presets
+from ddppo.config.compose import folder_name, register
+from ddppo.config.presets import conf_dir
 from ddppo.errors import ConfigError
 from ddppo.launch.arguments import one_line, prepared_arguments
 from ddppo.launch.sweep import SweepFolder, check_objective
@@ -117,7 +118,7 @@ def jobs_of(monkeypatch, tmp_path):
 
         num_composed.clear()
         with SweepFolder.during_command():
-            hydra.main(version_base="1.3", config_path=str(compose.conf_dir()), config_name="config")(job)()
+            hydra.main(version_base="1.3", config_path=str(presets.conf_dir()), config_name="config")(job)()
         return jobs, len(num_composed)
 
     return run
@@ -274,7 +275,7 @@ def test_runs_of_one_task_share_a_folder_of_outputs(settings, folder):
 
 
 def test_settings_that_change_nothing_about_a_run_stay_out_of_its_folder_s_name():
-    cfg = OmegaConf.load(compose.conf_dir() / "config.yaml")
+    cfg = OmegaConf.load(presets.conf_dir() / "config.yaml")
     excluded = set(cfg.hydra.job.config.override_dirname.exclude_keys)
     assert excluded == _OF_NO_ACCOUNT - {"resume"} | {"experiment"}
 

@@ -18,7 +18,8 @@ from hydra.core.override_parser.types import IntervalSweep
 
 from ddppo import options
 from ddppo.config import rules, stored
-from ddppo.config.compose import conf_dir, register
+from ddppo.config.compose import register
+from ddppo.config.presets import conf_dir
 from ddppo.launch.arguments import prepared_arguments
 from tests.support import CHECKOUT
 

@@ -1,4 +1,4 @@
-"""What `python -m ddppo.train` imports before it answers: counted, since seconds depend on the machine."""
+"""What `python -m ddppo.train` imports before it answers or trains: counted, since seconds depend on the machine."""
 
 import os
 import subprocess
@@ -6,7 +6,12 @@ import sys
 
 import pytest
 
-from tests.support import CHECKOUT
+from ddppo.config.help import all_names
+from ddppo.config.presets import refuse_plain_mistakes
+from ddppo.config.settings import SECTIONS, config_class
+from ddppo.errors import ConfigError
+from ddppo.launch.arguments import composed
+from tests.support import CHECKOUT, TINY
 
 # Packages that take long to import, and that no answer about the command line needs.
 LARGE = {"torch", "numpy", "gymnasium", "tensorboard", "rich", "google"}
@@ -26,17 +31,53 @@ def imported_by(*arguments: str) -> tuple[set[str], str]:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "answer"),
+    ("arguments", "answer", "without"),
     [
-        (["foo.bar=1"], "error: there is no setting foo.bar"),
-        (["env.num_envs=x"], "error: env.num_envs=x: x is not a whole number"),
-        (["env=cartpole", "ppo.clip_coef=-1.0"], "error: ppo.clip_coef=-1.0: must be greater than 0"),
-        (["--help"], ""),
+        (["foo.bar=1"], "error: there is no setting foo.bar", LARGE | {"hydra"}),
+        (["env.num_envs=x"], "error: env.num_envs=x: x is not a whole number", LARGE | {"hydra"}),
+        (["--help"], "", LARGE | {"hydra"}),
+        (["env=cartpole", "ppo.clip_coef=-1.0"], "error: ppo.clip_coef=-1.0: must be greater than 0", LARGE),
     ],
-    ids=["name", "value", "rule", "help"],
+    ids=["name", "value", "help", "rule"],
 )
-def test_help_and_mistakes_are_answered_without_any_large_package(arguments, answer):
+def test_help_and_mistakes_are_answered_without_large_packages(arguments, answer, without):
     modules, said = imported_by(*arguments)
     assert said.startswith(answer)
     assert "ddppo.config.settings" in modules
-    assert not LARGE & modules
+    assert not without & modules
+
+
+@pytest.mark.parametrize("mistake", ["foo.bar=1", "foo=1", "log.progres=none", "env.num_envs=x", "seed=five"])
+def test_a_mistake_that_is_found_without_hydra_is_reported_as_hydra_finds_it(mistake):
+    with pytest.raises(ConfigError) as at_once:
+        refuse_plain_mistakes(["env=cartpole", mistake])
+    with pytest.raises(ConfigError) as of_hydra:
+        composed(["env=cartpole", mistake])
+    assert str(at_once.value) == str(of_hydra.value)
+
+
+def test_a_run_on_one_rank_imports_no_compiler_and_nothing_for_outputs_that_it_lacks(tmp_path):
+    tiny = [
+        "env=cartpole",
+        "env.num_envs=2",
+        "ppo.rollout_steps=8",
+        "ppo.num_minibatches=2",
+        "ppo.total_steps=32",
+    ]
+    modules, said = imported_by(*tiny, *TINY, f"hydra.run.dir={tmp_path / 'run'}")
+    assert (tmp_path / "run" / "summary.json").is_file(), said
+    assert {"torch", "gymnasium", "ddppo.loop.rank"} <= modules
+    packages = {".".join(name.split(".")[:2]) for name in modules} | {
+        name.partition(".")[0] for name in modules
+    }
+    unused = {"torch._dynamo", "torch._inductor", "sympy", "tensorboard", "google"}
+    assert not (unused | {"matplotlib", "pandas", "scipy", "mujoco", "PIL", "transformers"}) & packages
+    assert "gymnasium.envs.mujoco" not in modules
+
+
+def test_a_setting_that_exists_is_left_to_hydra():
+    refuse_plain_mistakes([f"{name}=1" for name in all_names(config_class())])
+    refuse_plain_mistakes([f"{group}=one" for group in (*SECTIONS, "experiment")])
+    refuse_plain_mistakes(["env.num_envs=null", "seed=1e3", "eval.env.limit=3", "env.kwargs.size=3"])
+    refuse_plain_mistakes(["foo.bar=1", "-m"])  # it finds nothing beside flags and signs
+    refuse_plain_mistakes(["+foo.bar=1"])

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from ddppo import plugins
-from ddppo.config import compose, variants
+from ddppo.config import presets, variants
 from ddppo.config.model_settings import ModelSettings
 from ddppo.config.settings import Config, EnvConfig
 from ddppo.errors import ConfigError
@@ -91,11 +91,11 @@ def test_two_presets_of_one_name_are_both_named(installed, monkeypatch):
     folder = installed(own_a=code())
     (folder / "own_a" / "conf" / "env").mkdir(parents=True)
     (folder / "own_a" / "conf" / "env" / "cartpole.yaml").touch()
-    monkeypatch.setattr("ddppo.config.compose.plugins", plugins.plugins)
+    monkeypatch.setattr("ddppo.config.presets.plugins", plugins.plugins)
     with pytest.raises(
         ConfigError, match=r"env/cartpole\.yaml and .*own_a/conf/env/cartpole\.yaml are both env="
     ):
-        compose.presets("env")
+        presets.presets("env")
 
 
 @pytest.mark.parametrize(

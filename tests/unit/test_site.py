@@ -5,8 +5,8 @@ import re
 
 import yaml
 
-from ddppo.config.compose import config_class
 from ddppo.config.help import all_names
+from ddppo.config.settings import config_class
 from tests.support import CHECKOUT
 
 MADE = {"docs/settings.md", "docs/api.md"}  # by docs/reference.py, when the site is built

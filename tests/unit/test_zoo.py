@@ -6,7 +6,7 @@ import re
 import pytest
 
 import ddppo
-from ddppo.config.compose import presets
+from ddppo.config.presets import presets
 from ddppo.enjoy import EnjoyConfig, enjoy
 from ddppo.errors import ConfigError
 from ddppo.evaluate import EvaluateConfig, evaluate

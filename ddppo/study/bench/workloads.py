@@ -11,8 +11,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from ddppo.config.compose import training_section_of
 from ddppo.config.fields import near
+from ddppo.config.presets import training_section_of
 from ddppo.errors import ConfigError
 from ddppo.package import install_command
 

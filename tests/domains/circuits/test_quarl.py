@@ -9,7 +9,8 @@ import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
-from ddppo.config.compose import conf_dir, register
+from ddppo.config.compose import register
+from ddppo.config.presets import conf_dir
 from ddppo.config.stored import from_omegaconf
 from ddppo.domains.circuits import PLUGIN
 from ddppo.domains.circuits.task import CircuitEnv
