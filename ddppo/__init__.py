@@ -32,8 +32,8 @@ class Command(ModuleType):
 
 _is_train = sys.orig_argv[1:3] == ["-m", "ddppo.train"] or os.path.basename(sys.argv[0]) == "ddppo-train"
 # While ddppo.train imports and composes, next to nothing becomes garbage, and looking for it takes a tenth of the time.
-# launch/run.py turns the collector on again before it calls the task's and the model's code.
-if _is_train:
+_collector_is_off = _is_train
+if _collector_is_off:
     gc.disable()
 # While ddppo.train imports its modules, Ctrl-C ends it without a traceback. Its main() makes Ctrl-C an exception again.
 if _is_train and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -46,3 +46,12 @@ def __getattr__(name: str) -> Any:
     if name in _FROM:
         return getattr(importlib.import_module(_FROM[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def imports_are_done() -> None:
+    """Turn the garbage collector on again if this module turned it off: before a task's or a model's code runs."""
+    global _collector_is_off
+    if _collector_is_off:
+        _collector_is_off = False
+        gc.freeze()  # the collector need not look at what the imports made
+        gc.enable()

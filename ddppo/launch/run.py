@@ -4,7 +4,6 @@
 each of its runs.
 """
 
-import gc
 import json
 import signal
 from functools import partial
@@ -14,6 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from ddppo import imports_are_done
 from ddppo.config import rules, stored
 from ddppo.config.settings import Config
 from ddppo.errors import AfterTrainingError, ConfigError, RankLost, Stopped, TrainingError
@@ -152,9 +152,7 @@ def check(config: Config) -> None:
     from ddppo.distributed import network
     from ddppo.launch import checks
 
-    # All large imports are done. ddppo/__init__.py turned the collector off for them; it need not look at them later.
-    gc.freeze()
-    gc.enable()
+    imports_are_done()
     num_ranks_here = checks.local_world_size(config)
     if little := limits.little_memory(num_ranks_here):
         warn(little)

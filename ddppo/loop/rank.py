@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
+from ddppo import imports_are_done
 from ddppo.collectives.group import Group
 from ddppo.config.settings import Config
 from ddppo.config.stored import load_config
@@ -65,6 +66,7 @@ def train_rank(
     asked this rank to stop, if any. If the run was cut short and `if_cut_short` is not 0, the process ends with that
     exit code instead.
     """
+    imports_are_done()
     # 1. Join: read the configuration, meet the other ranks, choose the device.
     config = load_config(run_dir / "config.yaml")
     if config.env.backend == "device":

@@ -258,6 +258,7 @@ def _become(request: Mapping[str, Any]) -> None:
         setattr(sys, f"__{name}__", stream)
     sys.argv = [request["module"], *request["arguments"]]
     # State of modules that a program finds fresh.
+    gc.enable()  # ddppo.train may have forked the server while it imported
     tempfile.tempdir = None
     socket.setdefaulttimeout(None)  # an imported module may have set one
     if numpy_random := sys.modules.get("numpy.random"):  # Python seeds its own generator after a fork

@@ -1,5 +1,6 @@
 """What test_forking.py has forked: says what it finds, or does what it is told to."""
 
+import gc
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ if __name__ == "__main__":
                 "is_leader": os.getsid(0) == os.getpid(),
                 "files": [os.readlink(fd) for fd in Path("/proc/self/fd").iterdir() if fd.exists()],
                 "read": sys.stdin.read(),
+                "collects": gc.isenabled(),
             }
             print(json.dumps(found))
             print("on stderr", file=sys.stderr)

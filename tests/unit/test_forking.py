@@ -57,6 +57,7 @@ def test_a_fork_has_its_own_arguments_environment_folder_session_and_files(start
     assert found["environ"] == os.environ | {"OF_THE_TEST": "1"}
     assert found["cwd"] == str(CHECKOUT)
     assert found["is_leader"]
+    assert found["collects"]
     assert found["read"] == "typed"
     assert stderr == "on stderr\n"
     told = {str(tmp_path / name) for name in ("in", "out", "err")}

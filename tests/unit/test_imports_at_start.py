@@ -75,6 +75,33 @@ def test_a_run_on_one_rank_imports_no_compiler_and_nothing_for_outputs_that_it_l
     assert "gymnasium.envs.mujoco" not in modules
 
 
+COLLECTING = """
+import gc, gymnasium
+class Task(gymnasium.Wrapper):
+    def __init__(self, env):
+        super().__init__(env)
+        assert gc.isenabled()
+def wrapped(env): return Task(env)
+"""
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_the_garbage_collector_is_on_where_a_users_code_runs(world_size, tmp_path):
+    (tmp_path / "own_collecting.py").write_text(COLLECTING)
+    tiny = [
+        "env=cartpole",
+        "env.num_envs=2",
+        "ppo.rollout_steps=8",
+        "ppo.num_minibatches=2",
+        "ppo.total_steps=32",
+    ]
+    own = ["env.wrappers=[own_collecting:wrapped]", f"dist.world_size={world_size}"]
+    command = [sys.executable, "-m", "ddppo.train", *tiny, *TINY, *own, f"hydra.run.dir={tmp_path / 'run'}"]
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(CHECKOUT)])}
+    ended = subprocess.run(command, cwd=CHECKOUT, env=environ, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+
+
 def test_a_setting_that_exists_is_left_to_hydra():
     refuse_plain_mistakes([f"{name}=1" for name in all_names(config_class())])
     refuse_plain_mistakes([f"{group}=one" for group in (*SECTIONS, "experiment")])
