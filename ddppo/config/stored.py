@@ -204,7 +204,15 @@ def _leave_out_sections(loaded: DictConfig, path: Path) -> None:
 
 
 def to_yaml(config: Config) -> str:
-    return OmegaConf.to_yaml(to_omegaconf(config))
+    """Return the text of config.yaml. Kept by value: a run writes the same text into three files as it begins."""
+    written = repr(config)  # unlike ==, it tells 1 from 1.0 and true
+    if written not in _texts:
+        _texts.clear()
+        _texts[written] = OmegaConf.to_yaml(to_omegaconf(config))
+    return _texts[written]
+
+
+_texts: dict[str, str] = {}  # the last one, by the configuration's repr
 
 
 def to_omegaconf(config: Config) -> DictConfig:

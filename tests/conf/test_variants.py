@@ -1,7 +1,7 @@
 """Each model, topology and algorithm has settings of its own; a key of another is unknown, and told of which it is."""
 
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -14,10 +14,18 @@ from ddppo.config.algorithm_settings import AlgorithmChoice
 from ddppo.config.compose import register
 from ddppo.config.model_settings import MlpSettings
 from ddppo.config.presets import conf_dir, presets
-from ddppo.config.stored import _OF_ALL_VARIANTS, from_omegaconf, in_effect, load_config, to_yaml
+from ddppo.config.stored import (
+    _OF_ALL_VARIANTS,
+    from_omegaconf,
+    in_effect,
+    load_config,
+    to_omegaconf,
+    to_yaml,
+)
 from ddppo.config.variants import SECTIONS_WITH_VARIANTS, keys_of, known, settings_class
 from ddppo.domains.circuits.settings import GnnSettings
 from ddppo.errors import ConfigError
+from ddppo.launch.arguments import composed as of_command_line
 from ddppo.launch.arguments import prepared_arguments
 from ddppo.plugins import added, imported
 from tests.conf.own_algorithms import ReinforceSettings
@@ -323,3 +331,10 @@ def test_every_algorithm_has_a_preset_and_is_named_in_the_help():
 @pytest.mark.parametrize("name", list(added("models")))
 def test_a_plugin_names_the_settings_that_its_model_has(name):
     assert settings_class("model", name) is imported(added("models")[name]).Settings
+
+
+def test_the_text_of_a_configuration_is_kept_by_value():
+    config = of_command_line(["env=cartpole"])
+    written = to_yaml(config)
+    assert f"seed: {config.seed + 1}" in to_yaml(replace(config, seed=config.seed + 1))
+    assert to_yaml(config) == written == OmegaConf.to_yaml(to_omegaconf(config))
