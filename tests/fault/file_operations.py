@@ -9,6 +9,7 @@ undisturbed. What does not hold is printed, a line each; exit code 1 if anything
 
 import builtins
 import errno
+import gc
 import importlib
 import io
 import json
@@ -18,8 +19,6 @@ import signal
 import sys
 import traceback
 from pathlib import Path
-
-from hydra.core.plugins import Plugins
 
 from ddppo.config.stored import load_config
 from ddppo.records.checkpoint import is_whole
@@ -277,9 +276,10 @@ def trials(folder: Path, scenario: str, action: str, every: int = 1) -> tuple[in
 
 def preload() -> None:
     """Import what every trial needs, which takes most of its time; nothing that starts a thread."""
-    for module in (*IMPORTED, "ddppo.train", "tests.composed_once"):
+    for module in (*IMPORTED, "ddppo.train", "tests.composed_before"):
         importlib.import_module(module)
-    Plugins.instance()
+    gc.collect()
+    gc.freeze()  # else the collector of every fork goes through what is imported here, and so copies it
 
 
 def main() -> None:
