@@ -2,11 +2,12 @@
 
     python docs/topologies.py
 
-Every cell is a command line that is checked as `python -m ddppo.train` checks it. tests/conf/test_cells.py compares the
-page with the code, and tests/distributed/test_cells.py runs the cells.
+Every cell is a command line that is checked as `python -m ddppo.train` checks it. tests/distributed/test_cells.py runs
+the cells, and compares the results with the page.
 """
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 CHECKOUT = Path(__file__).parents[1]
@@ -32,7 +33,14 @@ WORK = {
     ],
     "DQN": ["env=cartpole", "algorithm=dqn", "algorithm.learning_starts=100", "algorithm.total_steps=512"],
     "SAC": ["env=pendulum", "algorithm=sac", "algorithm.learning_starts=100", "algorithm.total_steps=256"],
-    "GRPO on text": ["env=cloud", "ppo=cloud", "env.num_envs=16", "ppo.total_steps=1000"],
+    "GRPO on text": [
+        "env=cloud",
+        "env.max_turns=2",
+        "env.num_envs=8",
+        "ppo=cloud",
+        "ppo.group_size=4",
+        "ppo.total_steps=60",
+    ],
     "order search": ["experiment=workflows", "env.num_envs=20", "search.budget_episodes=40"],
     "circuits": [
         "experiment=circuits/train",
@@ -72,8 +80,8 @@ def refusal(work: str, topology: str) -> str | None:
     return None
 
 
-def table() -> str:
-    """Return the table and the refusals below it, as they stand on the page."""
+def table(refusal: Callable[[str, str], str | None] = refusal) -> str:
+    """Return the table and the refusals below it, as they stand on the page. refusal: why a cell is refused."""
     reasons: dict[str, int] = {}
     lines = ["| work | " + " | ".join(f"`{name}`" for name in RANKS) + " |", "|---" * (len(RANKS) + 1) + "|"]
     for work in WORK:
@@ -86,11 +94,11 @@ def table() -> str:
     return "\n".join([*lines, "", *notes])
 
 
-def with_table(page: str) -> str:
-    """Return the page with the table as it is now."""
+def with_table(page: str, refusal: Callable[[str, str], str | None] = refusal) -> str:
+    """Return the page with the table as it is now, or would be if `refusal` said why cells are refused."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+    return f"{before}{BEGIN}\n{table(refusal)}\n{END}{after}"
 
 
 if __name__ == "__main__":
