@@ -65,6 +65,7 @@ def is_there() -> bool:
 def in_fork(work: Callable[[], Any]) -> Any:
     """Return the result of `work`, which a fork of this process computes."""
     reading, writing = os.pipe()
+    gc.freeze()  # else the collector of the fork goes through all that this process holds, and so copies it
     child = os.fork()
     if child == 0:
         try:
@@ -74,6 +75,7 @@ def in_fork(work: Callable[[], Any]) -> Any:
         with os.fdopen(writing, "w") as pipe:
             json.dump(result, pipe)
         os._exit(0)
+    gc.unfreeze()
     os.close(writing)
     with os.fdopen(reading) as pipe:
         result = json.load(pipe)
@@ -567,10 +569,7 @@ def both() -> tuple[TrueCLI, Ours]:
     world = CloudWorld()
     world.reset(0)
     set_scene(world)
-    true, ours = TrueCLI(), Ours(world)
-    gc.collect()
-    gc.freeze()
-    return true, ours
+    return TrueCLI(), Ours(world)
 
 
 if __name__ == "__main__":
