@@ -249,9 +249,12 @@ def count_digests(num_circuits):
     gates = [Gate(H, (w,)) for w in range(3)] + [rz(w, 1) for w in range(3)]
     gates += [cx(v, w) for v, w in itertools.permutations(range(3), 2)]
     each = Circuit.from_gates(3, gates)
-    digests, circuits = set(), set()
+    digests, circuits, drawn = set(), set(), set()
     for _ in range(num_circuits):
         picked = rng.choices(range(len(gates)), k=rng.randrange(12))
+        if (again := bytes(picked)) in drawn:  # short ones are drawn again and again
+            continue
+        drawn.add(again)
         taken = np.array(picked, np.intp)
         digests.add(digest(unchecked(3, each.kinds[taken], each.wires[taken], each.angles[taken])))
         circuits.add(same_on_every_wire(picked, gates))
