@@ -187,9 +187,8 @@ def why_fast(config: Config) -> str | None:
         return f"compile={config.compile}"
     if model.name != "mlp":
         return f"model.name={model.name} is computed in PyTorch"
-    for key, usual in {"memory": "none", "log_std": "parameter"}.items():
-        if (value := getattr(model, key)) != usual:
-            return f"model.{key}={value} is computed in PyTorch"
+    if model.memory != "none":
+        return f"model.memory={model.memory} is computed in PyTorch"
     if max(map(math.prod, itertools.pairwise(model.hidden_sizes)), default=0) > MOST_WEIGHTS:
         return f"model.hidden_sizes={list(model.hidden_sizes)} is faster in PyTorch"
     if config.ppo.losses or config.ppo.learning_rates:

@@ -252,7 +252,7 @@ class TanhGaussian:
         nodes, weights = gauss_hermite()
         mean, std = self.normal.mean.unsqueeze(-1), self.normal.log_std.exp().unsqueeze(-1)
         u = mean + std * _numbers(nodes, mean)
-        slope = 2 * (math.log(2) - u - F.softplus(-2 * u))  # log(1 - tanh(u)^2)
+        slope = 2 * (math.log(2) - u - F.softplus(-2 * u, threshold=40.0))  # log(1 - tanh(u)^2)
         expected = (slope * _numbers(weights, mean)).sum(dim=-1) + _numbers(self._halves, mean).log()
         return self.normal.entropy() + expected.sum(dim=-1)
 

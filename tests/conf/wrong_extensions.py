@@ -9,7 +9,6 @@ LINES = {
     "model.log_std=state": "model.log_std=state has no effect on actions that are discrete",
     "env=pendulum model.log_std=state model.log_std_init=3": "which is cut to [-20, 2]: use a number inside",
     "env=circuit model.squash=tanh": "no setting model.squash with model.name=pairs: it is of model=mlp",
-    "distributed=device env=pendulum model.log_std=state": "model.log_std=state makes standard deviations an output",
     "ppo.losses={still:terms}": "needs the import path of a function and its coefficient, as ppo.losses={still: {term:",
     "ppo.losses={still:{term:terms,coef:1}}": "must be an import path like my_pkg.losses:still",
     "ppo.losses={still:{term:no_such:still,coef:1}}": "ppo.losses.still.term=no_such:still: cannot be imported",

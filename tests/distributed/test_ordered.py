@@ -87,8 +87,8 @@ def test_parameters_metrics_and_evaluations_are_the_same_bits(arguments, world_s
 
 
 def test_by_default_they_are_too(tmp_path):
-    settings = ["env=pendulum", "model.layer_norm=true", "model.squash=tanh", "ppo.entropy_coef=0.01"]
-    settings += ["ppo.normalize_obs=true", "eval.every_steps=512"]
+    settings = ["env=pendulum", "model.layer_norm=true", "model.squash=tanh", "model.log_std=state"]
+    settings += ["ppo.entropy_coef=0.01", "ppo.normalize_obs=true", "eval.every_steps=512"]
     assert_same_bits(folders := runs(tmp_path, *settings, reduction="auto", world_sizes="1,4"))
     assert {summary(path)["derived"]["sums"] for path in folders.values()} == {
         "ordered: the same bits at W = 1, 2, 4 and 8"

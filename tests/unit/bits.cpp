@@ -98,7 +98,7 @@ struct Network {
     if (is_box) place(task.sizes);
     parameters = numbers<Real>(total, -0.4, 0.4);
     gradient.assign(total, 0);
-    std::vector<int64_t> d = {sizeof(Real) == 8, task.activation, task.shared, task.norm, task.kind, task.obs};
+    std::vector<int64_t> d = {sizeof(Real) == 8, task.activation, task.shared, task.norm, task.kind, 0, task.obs};
     d.push_back(int64_t(task.hidden.size()));
     d.insert(d.end(), task.hidden.begin(), task.hidden.end());
     d.push_back(1), d.push_back(task.sizes);

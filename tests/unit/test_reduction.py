@@ -35,7 +35,6 @@ def test_the_built_in_network_on_cpus_has_ordered_sums_wherever_ranks_own_equal_
         ({"dist__grad_sync": "flat"}, "dist.grad_sync=flat"),
         ({"device": "cuda"}, "device=cuda"),
         ({"compile": "off"}, "compile=off"),
-        ({"model__log_std": "state"}, "model.log_std=state is computed in PyTorch"),
         ({"model__memory": "lstm"}, "model.memory=lstm is computed in PyTorch"),
         ({"model__hidden_sizes": [1024, 1024]}, "model.hidden_sizes=[1024, 1024] is faster in PyTorch"),
         ({"ppo__losses": [{"path": "a:b"}]}, "ppo.losses"),

@@ -18,8 +18,8 @@ struct Coefficients {  // in the order of constants() in ddppo/ppo/learner.py
 struct Actions {
   ActionKind kind;
   std::vector<long> sizes;  // categorical: choices of each component; multi-binary: number of bits; box: dimensions
-  // Outputs of the policy's head. The log standard deviations of a box are parameters beside the network and do not
-  // count here; ActingBuffers::num_params in acting.hpp includes them.
+  // Outputs of the policy's head. Log standard deviations of a box that are parameters beside the network
+  // (model.log_std=parameter) do not count here; ActingBuffers::num_params in acting.hpp includes them.
   long num_params;
   // Of a box that tanh squashes actions into (TanhGaussian of ddppo/models/distributions.py), else empty: middle and half
   // width of each dimension; and nodes and weights of the quadrature of its entropy.
@@ -73,8 +73,12 @@ class PPOLoss {
       : actions_(actions), batch_(batch), c_(c), per_count_(Real(1.0 / count)), log_std_(log_std),
         params_(actions.num_params), slopes_(actions.num_params), odds_(actions.num_params),
         by_mean_(actions.halves.size()), by_log_std_(actions.halves.size()) {
-    if (actions.kind == kBox)
-      for (long j = 0; j < actions.num_params; j++) odds_[j] = S::all(std::exp(-log_std[j]));
+    if (actions.kind != kBox) return;
+    for (long j = 0; j < dimensions(); j++) {
+      log_stds_.push_back(log_std ? S::all(log_std[j]) : V<Real>{});
+      odds_[j] = log_std ? S::all(std::exp(-log_std[j])) : V<Real>{};
+      deviations_.push_back(log_std ? S::all(std::exp(log_std[j])) : V<Real>{});
+    }
   }
 
   // Add the statistics of rows [first, first + rows) of the minibatch to `sums`, write the gradient by the network's
@@ -202,13 +206,18 @@ class PPOLoss {
         break;
       case kBox: {
         const auto* taken = static_cast<const Real*>(batch_.actions);
-        for (long j = 0; j < actions_.num_params; j++) {
+        for (long j = 0; j < dimensions(); j++) {
           V<Real> action;
-          for (int i = 0; i < kLanes; i++) action[i] = taken[source_[i] * actions_.num_params + j];
+          for (int i = 0; i < kLanes; i++) action[i] = taken[source_[i] * dimensions() + j];
+          if (!log_std_) {
+            log_stds_[j] = limited<Real>(params_[dimensions() + j]);
+            odds_[j] = exp_of(-log_stds_[j]);
+            deviations_[j] = exp_of(log_stds_[j]);
+          }
           if (!actions_.halves.empty()) action = before_tanh(j, action, logp, entropy);
           const V<Real> z = (action - params_[j]) * odds_[j];
-          logp += Real(-0.5) * z * z - log_std_[j] - kHalfLog2Pi;
-          entropy += S::all(log_std_[j] + Real(0.5) + kHalfLog2Pi);
+          logp += Real(-0.5) * z * z - log_stds_[j] - kHalfLog2Pi;
+          entropy += log_stds_[j] + Real(0.5) + kHalfLog2Pi;
           slopes_[j] = z;
         }
         break;
@@ -227,10 +236,10 @@ class PPOLoss {
     const V<Real> above = each<Real>(x, [](Real v) { return std::log1p(v); });
     const V<Real> below = each<Real>(-x, [](Real v) { return std::log1p(v); });
     logp -= above + below + std::log(half);
-    const Real deviation = std::exp(log_std_[j]);
     V<Real> mean{}, by_mean{}, by_log_std{};
     for (std::size_t i = 0; i < actions_.nodes.size(); i++) {
-      const Real step = deviation * Real(actions_.nodes[i]), weight = Real(actions_.weights[i]);
+      const Real weight = Real(actions_.weights[i]);
+      const V<Real> step = deviations_[j] * Real(actions_.nodes[i]);
       const V<Real> u = params_[j] + step, size = u < V<Real>{} ? -u : u;
       const V<Real> e = exp_of(Real(-2) * size);  // 1 - tanh(u)^2 = 4 e / (1 + e)^2
       mean += weight * Real(2) * (Real(0.69314718055994530942) - size - log1p_of(e));
@@ -287,9 +296,11 @@ class PPOLoss {
         if (!batch_.mask[source_[i] * actions_.num_params + j]) f(j, i);
   }
 
-  // The chain rule: write the gradient by the action parameters, and add that by log_std.
+  long dimensions() const { return actions_.sizes[0]; }  // of a box
+
+  // The chain rule: write the gradient by the policy's outputs, and add that by a log_std beside them.
   void descend(V<Real> dlogp, V<Real> dentropy, long r0, int k, Real* dparams, long width, Real* dlog_std) const {
-    for (long j = 0; j < actions_.num_params; j++) {
+    for (long j = 0; j < (actions_.kind == kBox ? dimensions() : actions_.num_params); j++) {
       V<Real> slope;
       if (actions_.kind == kBox) {
         const V<Real> z = slopes_[j];
@@ -299,7 +310,11 @@ class PPOLoss {
           slope += dentropy * by_mean_[j];
           of_log_std += dentropy * by_log_std_[j];
         }
-        for (int i = 0; i < k; i++) dlog_std[j] += of_log_std[i];
+        for (int i = 0; i < k; i++)
+          if (log_std_)
+            dlog_std[j] += of_log_std[i];
+          else
+            dparams[(r0 + i) * width + dimensions() + j] = of_log_std[i];
       } else {
         slope = dlogp * slopes_[j] + dentropy * odds_[j];
       }
@@ -311,9 +326,10 @@ class PPOLoss {
   const Batch<Real>& batch_;
   const Coefficients c_;
   const Real per_count_;
-  const Real* log_std_;
+  const Real* log_std_;  // [dimensions] beside the network, or null
   int64_t source_[kLanes], chosen_[kLanes];
   std::vector<V<Real>> params_, slopes_, odds_;  // [num_params], for the rows in the lanes
+  std::vector<V<Real>> log_stds_, deviations_;   // of a box; `odds_` keeps 1 / deviation
   std::vector<V<Real>> by_mean_, by_log_std_;    // of a squashed box: slopes of the mean of log(half (1 - tanh(u)^2))
 };
 

@@ -96,17 +96,29 @@ struct Trunk {
 
 struct Shape {
   Activation activation;
-  bool shared_trunk, layer_norm, is_box;
+  bool shared_trunk, layer_norm;
+  // Of a box: log standard deviations are parameters beside the network, or the second half of the policy head's
+  // outputs, limited to kLogStdLow and kLogStdHigh.
+  bool has_log_std, puts_out_log_std;
   long obs_size, num_outputs;  // of the policy head
   std::vector<long> hidden;
 };
+
+constexpr double kLogStdLow = -20, kLogStdHigh = 2;  // LOG_STD_RANGE of ddppo/config/model_settings.py
+
+template <class Real>
+inline V<Real> limited(V<Real> log_std) {
+  const V<Real> low = Simd<Real>::all(Real(kLogStdLow)), high = Simd<Real>::all(Real(kLogStdHigh));
+  log_std = log_std < low ? low : log_std;
+  return log_std > high ? high : log_std;
+}
 
 template <class Real>
 class Network {
  public:
   // offsets: positions in the flat vector of weight and bias, for every layer of the policy's trunk, of the value's
   // trunk unless it is shared, of the policy's head and of the value's head. With layer_norm, gain and shift follow
-  // those of each layer of a trunk. For box actions log_std comes last.
+  // those of each layer of a trunk. With has_log_std, log_std comes last.
   Network(const Shape& shape, const std::vector<long>& offsets, const Real* parameters)
       : shape(shape), x_(kBlockRows * padded<Real>(shape.obs_size)) {
     std::size_t at = 0;
@@ -128,7 +140,7 @@ class Network {
     }
     policy_head_ = std::make_unique<Linear<Real>>(linear(shape.hidden.back(), shape.num_outputs));
     value_head_ = std::make_unique<Linear<Real>>(linear(shape.hidden.back(), 1));
-    if (shape.is_box) log_std_ = parameters + (log_std_at_ = offsets[at]);
+    if (shape.has_log_std) log_std_ = parameters + (log_std_at_ = offsets[at]);
     allocate_outputs(kBlockRows);
     dparams_ = Buffer<Real>(kBlockRows * policy_head_->out_width);
     dvalues_ = Buffer<Real>(kBlockRows * value_head_->out_width);
@@ -136,7 +148,8 @@ class Network {
 
   const Shape shape;
 
-  long num_params() const { return shape.num_outputs * (shape.is_box ? 2 : 1); }
+  long num_params() const { return shape.num_outputs * (shape.has_log_std ? 2 : 1); }
+  // The parameters beside the network, or null.
   const Real* log_std() const { return log_std_; }
 
   void make_sums(long num_shards) {
@@ -187,7 +200,7 @@ class Network {
   // Compute, for each shard, the gradient of a loss that is a sum over rows. Shard s has the rows [bounds[s],
   // bounds[s + 1]); row r is the observation order[r], or observation r if order is null. For the rows of a piece
   // `loss(shard, first, rows, params, values, dparams, dvalues, dlog_std)` gets the outputs, writes the gradient by
-  // them, and adds the gradient by log_std; `first` is a row of the minibatch. Rows of params and values are
+  // them (by limited log standard deviations), and adds the gradient by log_std; `first` is a row of the minibatch. Rows of params and values are
   // params_width and values_width apart. is_kept: `forward_rows` was called for these rows.
   template <class Loss>
   void accumulate(
@@ -195,7 +208,7 @@ class Network {
       Loss&& loss) {
     for (long s = 0; s < to.num_shards; s++) {
       for_each_layer([&](auto& layer) { layer.zero_gradient(s, to.of(s)); });
-      if (shape.is_box) std::fill_n(to.of(s) + log_std_at_, shape.num_outputs, Real(0));
+      if (shape.has_log_std) std::fill_n(to.of(s) + log_std_at_, shape.num_outputs, Real(0));
     }
     // Cut each shard into pieces of kBlockRows and a rest, wherever it begins in the minibatch, so that its sums are
     // the same beside any other shards. Fill blocks with whole pieces.
@@ -254,7 +267,8 @@ class Network {
       loss(
           shard, begin + first, num, params() + first * params_width(), values() + first * values_width(),
           dparams_.get() + first * params_width(), dvalues_.get() + first * values_width(),
-          shape.is_box ? to.of(shard) + log_std_at_ : nullptr);
+          shape.has_log_std ? to.of(shard) + log_std_at_ : nullptr);
+    if (shape.puts_out_log_std) limit_slopes(rows);
     descend(*policy_head_, trunks_[0], dparams_.get(), rows, false, pieces, to);
     descend(*value_head_, trunks_[num_trunks() - 1], dvalues_.get(), rows, shape.shared_trunk, pieces, to);
     for (int t = 0; t < num_trunks(); t++) trunks_[t].backward(shape.activation, x_.get(), rows, pieces, to);
@@ -295,11 +309,23 @@ class Network {
   void copy_params(long rows, Real* to) const {
     for (long r = 0; r < rows; r++, to += num_params()) {
       std::copy_n(params() + r * params_width(), shape.num_outputs, to);
-      if (shape.is_box) std::copy_n(log_std_, shape.num_outputs, to + shape.num_outputs);
+      if (shape.has_log_std) std::copy_n(log_std_, shape.num_outputs, to + shape.num_outputs);
+      if (shape.puts_out_log_std)
+        for (long j = shape.num_outputs / 2; j < shape.num_outputs; j++)
+          to[j] = std::min(std::max(to[j], Real(kLogStdLow)), Real(kLogStdHigh));
     }
   }
   void copy_values(long rows, Real* to) const {
     for (long r = 0; r < rows; r++) to[r] = values()[r * values_width()];
+  }
+
+  // Outputs beyond the limits of log standard deviations have no gradient. A NaN keeps its own.
+  void limit_slopes(long rows) {
+    for (long r = 0; r < rows; r++)
+      for (long j = shape.num_outputs / 2; j < shape.num_outputs; j++) {
+        const Real x = params()[r * params_width() + j];
+        if (x < Real(kLogStdLow) || x > Real(kLogStdHigh)) dparams_.get()[r * params_width() + j] = 0;
+      }
   }
 
   // Backward through a head: into the gradient before the trunk's last activation.

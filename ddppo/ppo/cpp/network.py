@@ -69,8 +69,6 @@ def why_not_native(model: ActorCritic, device: torch.device) -> str | None:
     # Networks that it does not know: exactly ddppo's MLP, since a subclass may compute anything.
     if type(model) is not MLP:
         return f"{type(model).__name__} is not ddppo's MLP"
-    if model.is_box and model.log_std is None:
-        return "model.log_std=state makes standard deviations an output of the network"
     if is_asymmetric(model.spec):
         return "its policy and its value function read different arrays"
     if not all(leaf.is_float for leaf in leaves(model.spec.obs)):
@@ -301,7 +299,7 @@ def _description(model: MLP, spec: EnvSpec) -> list[int]:
     # The order in which Network of mlp.hpp reads the places.
     layers += ["policy_head", "value_head"]
     places = [offsets[f"{layer}.{part}"] for layer in layers for part in ("weight", "bias")]
-    if model.is_box:
+    if model.log_std is not None:
         places.append(offsets["log_std"])
     hidden = [m.out_features for m in model.policy_trunk if isinstance(m, torch.nn.Linear)]
     action: ActionSpec = spec.action
@@ -312,6 +310,7 @@ def _description(model: MLP, spec: EnvSpec) -> list[int]:
         model.shared_trunk,
         model.layer_norm,
         KINDS.index(action.kind),
+        model.is_box and model.log_std is None,
         spec.obs_size,
         *(len(hidden), *hidden),
         *(len(action.sizes), *action.sizes),
