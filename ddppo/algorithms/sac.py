@@ -125,6 +125,11 @@ class Sac(Algorithm):
             raise ConfigError(
                 f"algorithm={settings.name} has hidden layers of its own: use model=mlp without memory"
             )
+        if model.distribution != "gaussian":
+            raise ConfigError(
+                f"model.distribution={model.distribution} with algorithm={settings.name}, whose policy is a Gaussian "
+                "squashed by tanh: leave it out"
+            )
         return SacNetworks(spec, model)
 
     def parts(self) -> Mapping[str, Part]:

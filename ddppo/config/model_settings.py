@@ -37,6 +37,12 @@ class LayerSettings(ModelSettings):
     )
     shared_trunk: bool = setting(False, "policy and value function share the hidden layers")
     # The distribution of continuous actions.
+    distribution: str = setting(
+        "gaussian",
+        "continuous actions: gaussian, or beta (between the bounds of the Box; both of its parameters are above 1 and "
+        "outputs of the policy)",
+        choices=("gaussian", "beta"),
+    )
     log_std_init: float = setting(0.0, "initial log standard deviation of Gaussian actions")
     log_std: str = setting(
         "parameter",
@@ -66,6 +72,13 @@ class LayerSettings(ModelSettings):
             raise ConfigError(f"model.hidden_sizes={sizes}: every layer needs at least 1 unit")
         if max(sizes, default=0) > _LARGEST_LAYER:
             raise ConfigError(f"model.hidden_sizes={sizes}: a layer may have at most {_LARGEST_LAYER} units")
+        if self.distribution == "beta":
+            for name, usual in (("squash", "none"), ("log_std", "parameter"), ("log_std_init", 0.0)):
+                if (value := getattr(self, name)) != usual:
+                    raise ConfigError(
+                        f"model.{name}={value} has no effect with model.distribution=beta: it is of Gaussian actions: "
+                        "leave one of the two out"
+                    )
         low, high = LOG_STD_RANGE
         if self.log_std == "state" and not low <= self.log_std_init <= high:
             raise ConfigError(

@@ -32,6 +32,7 @@ _OF_ALL_VARIANTS: dict[str, dict[str, Any]] = {
     "model": {
         **{"hidden_sizes": [64, 64], "activation": "tanh", "shared_trunk": False, "orthogonal": True},
         **{"layer_norm": False, "log_std_init": 0.0, "log_std": "parameter", "squash": "none"},
+        **{"distribution": "gaussian"},
         **{"memory": "none", "memory_size": 128, "memory_layers": 1},
         **{"conv_layers": [], "resnet_channels": [16, 32, 32], "image_encoder": "cnn", "encoders": {}},
         **{"vector_sizes": [64], "image_features": 256, "image_layout": "auto", "pixel_max": 255.0},

@@ -19,13 +19,10 @@ from ddppo.errors import ConfigError
 from ddppo.models.distributions import (
     ActionDistribution,
     action_distribution,
-    begin_log_std_,
-    check_heads,
     num_action_params,
     num_noise,
-    policy_outputs,
-    policy_params,
 )
+from ddppo.models.heads import begin_log_std_, check_heads, policy_outputs, policy_params
 from ddppo.spaces import ArraySpec, EnvSpec, each, leaves
 
 # -- Observations as tensors.
@@ -122,7 +119,8 @@ class ActorCritic(nn.Module, abc.ABC):
     values_are_of_actions = False
     takes_text = False  # observations and actions are text, which the model's collector turns into arrays
     state_size = 0  # S, numbers that the model remembers of each environment (models/recurrent.py)
-    is_squashed = False  # tanh maps the actions of a Box into its bounds (model.squash=tanh)
+    # For a Box, by the settings: normal; normal and then mapped into the bounds by tanh; or Beta.
+    is_gaussian = is_squashed = is_beta = False
 
     # -- Classes that a kind of models brings instead of the core's: import paths "module:attribute", None for the
     # core's. Subclasses inherit them. docs/seams.md lists what each class has to have.
@@ -153,7 +151,9 @@ class ActorCritic(nn.Module, abc.ABC):
         # Settings of the default distribution have no effect on a model with its own.
         brings_own_policy = type(self).distribution is not ActorCritic.distribution
         check_heads(spec.action, config, brings_own_policy=brings_own_policy)
-        self.is_squashed = isinstance(config, LayerSettings) and config.squash == "tanh"
+        if isinstance(config, LayerSettings):
+            self.is_beta, self.is_squashed = config.distribution == "beta", config.squash == "tanh"
+        self.is_gaussian = spec.action.kind == "box" and not self.is_beta
 
     @abc.abstractmethod
     def forward(self, obs: Obs) -> tuple[torch.Tensor, torch.Tensor]:
@@ -193,7 +193,9 @@ class ActorCritic(nn.Module, abc.ABC):
 
     def distribution(self, params: torch.Tensor, mask: torch.Tensor | None = None) -> ActionDistribution:
         """Return the distribution with `params` `[..., P]`; `mask` `[..., mask_size]` bool, True = allowed choice."""
-        return action_distribution(self.spec.action, params, mask, is_squashed=self.is_squashed)
+        return action_distribution(
+            self.spec.action, params, mask, is_squashed=self.is_squashed, is_beta=self.is_beta
+        )
 
     # -- Models with memory (state_size > 0).
 
@@ -272,7 +274,6 @@ class MLP(ActorCritic):
     def __init__(self, spec: EnvSpec, config: MlpSettings) -> None:
         super().__init__(spec, config)
         self.is_vector = isinstance(spec.obs, ArraySpec) and len(spec.obs.shape) == 1 and spec.obs.is_float
-        self.is_box = spec.action.kind == "box"
         self.shared_trunk = config.shared_trunk
         self.activation, self.layer_norm = config.activation, config.layer_norm
         sizes = list(config.hidden_sizes)
@@ -333,7 +334,7 @@ class MLP(ActorCritic):
         return flat_obs(obs, spec, self.value_head.weight.dtype)
 
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:
-        return policy_params(self.policy_head(hidden), self.log_std, is_box=self.is_box)
+        return policy_params(self.policy_head(hidden), self.log_std, is_gaussian=self.is_gaussian)
 
 
 def hidden_layers(

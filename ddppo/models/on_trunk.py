@@ -16,7 +16,7 @@ from ddppo.config.model_settings import CnnSettings, DictSettings, LayerSettings
 from ddppo.errors import ConfigError
 from ddppo.models.actor_critic import ActorCritic, Flat, Obs, Trunk, hidden_layers, linear
 from ddppo.models.cnn import Convolutions, image_of, layers_for, only_image
-from ddppo.models.distributions import begin_log_std_, policy_outputs, policy_params
+from ddppo.models.heads import begin_log_std_, policy_outputs, policy_params
 from ddppo.models.resnet import Deep, Residual
 from ddppo.spaces import ArraySpec, EnvSpec, each, leaves
 
@@ -135,7 +135,6 @@ class OnTrunk(ActorCritic):
 
     def __init__(self, spec: EnvSpec, config: LayerSettings) -> None:
         super().__init__(spec, config)
-        self.is_box = spec.action.kind == "box"
         self.values_are_beside = config.shared_trunk
         self.policy_trunk = self.value_trunk = make_trunk(spec, config)
         if not config.shared_trunk:
@@ -186,7 +185,7 @@ class OnTrunk(ActorCritic):
 
     def _policy(self, features: torch.Tensor) -> torch.Tensor:
         out = self.policy_head(features)
-        return policy_params(out, self.log_std, is_box=self.is_box)
+        return policy_params(out, self.log_std, is_gaussian=self.is_gaussian)
 
     def _value(self, features: torch.Tensor) -> torch.Tensor:
         return self.value_head(features).squeeze(-1)

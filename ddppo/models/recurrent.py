@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from ddppo.config.model_settings import LayerSettings
 from ddppo.models.actor_critic import ActorCritic, Obs, linear
-from ddppo.models.distributions import begin_log_std_, policy_outputs, policy_params
+from ddppo.models.heads import begin_log_std_, policy_outputs, policy_params
 from ddppo.models.on_trunk import make_trunk
 from ddppo.native import library
 from ddppo.spaces import EnvSpec, each, leaves
@@ -343,7 +343,6 @@ class RecurrentActorCritic(Recurrent):
 
     def __init__(self, spec: EnvSpec, config: LayerSettings) -> None:
         super().__init__(spec, config)
-        self.is_box = spec.action.kind == "box"
         self.trunk = make_trunk(spec, config)
         self.core = CORES[config.memory](self.trunk.num_features, config.memory_size, config.memory_layers)
         self.state_size = self.core.state_size
@@ -375,5 +374,5 @@ class RecurrentActorCritic(Recurrent):
         return self.trunk.num_products + self.core.num_products + heads
 
     def _heads(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        params = policy_params(self.policy_head(hidden), self.log_std, is_box=self.is_box)
+        params = policy_params(self.policy_head(hidden), self.log_std, is_gaussian=self.is_gaussian)
         return params, self.value_head(hidden).squeeze(-1)

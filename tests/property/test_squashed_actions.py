@@ -1,7 +1,8 @@
-"""The squashed Gaussian is the density of what it draws: by autograd, and by integrals over a fine grid."""
+"""Squashed Gaussians and Betas are the density of what they draw: by autograd, fine grids, and draws."""
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -58,4 +59,37 @@ def test_at_the_bounds_numbers_and_gradients_stay_finite(mean, dtype):
     for actions in (policy.sample(torch.tensor([3.0, -3.0], dtype=dtype)).detach(), policy.mode().detach()):
         assert (actions.abs() <= 2).all()
         (gradient,) = torch.autograd.grad(policy.log_prob(actions) + policy.entropy(), params)
+        assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("b", [-30.0, -1.0, 3.0, 50.0])
+@pytest.mark.parametrize("a", [-30.0, 0.0, 8.0])
+def test_draws_density_and_entropy_of_a_beta_are_those_of_one_distribution(a, b):
+    action = ActionSpec("box", (1,), (-1.0,), (3.0,))
+    policy = action_distribution(action, torch.tensor([a, b], dtype=torch.float64), is_beta=True)
+    # The grid is fine at both bounds: x = (1 - cos(t)) / 2.
+    x = (1 - torch.linspace(0, math.pi, 20_001, dtype=torch.float64).cos()) / 2
+    log_prob = policy.log_prob((4 * x - 1).unsqueeze(-1))
+    p = 4 * log_prob.exp()
+    assert torch.trapezoid(p, x).item() == pytest.approx(1, abs=1e-5)
+    assert policy.entropy().item() == pytest.approx(-torch.trapezoid(p * log_prob, x).item(), abs=1e-4)
+    assert 4 * x[log_prob.argmax()].item() - 1 == pytest.approx(policy.mode().item(), abs=2e-3) or a == b
+    # 4,000 draws beside the cumulative distribution: Kolmogorov's statistic is above 1.95 once in 1,000.
+    noise = torch.randn(4000, 1, generator=torch.Generator().manual_seed(3))
+    drawn = (policy.sample(noise)[:, 0].sort().values + 1) / 4
+    cumulative = torch.cat([torch.zeros(1), torch.cumulative_trapezoid(p, x)]).numpy()
+    expected = np.interp(drawn.numpy(), x.numpy(), cumulative)
+    assert np.abs(expected - (np.arange(4000) + 0.5) / 4000).max() * 4000**0.5 < 1.95
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("number", [-1e4, -100.0, 0.0, 100.0, 1e4])
+def test_extreme_betas_have_finite_numbers_and_gradients_within_the_bounds(number, dtype):
+    params = torch.tensor([number, 0.0, number, -number], dtype=dtype, requires_grad=True)
+    policy = action_distribution(ActionSpec("box", (2,), (-2.0, 0.0), (2.0, 1.0)), params, is_beta=True)
+    for actions in (policy.sample(torch.tensor([3.0, -3.0], dtype=dtype)).detach(), policy.mode().detach()):
+        assert (actions.abs() <= 2).all()
+        (gradient,) = torch.autograd.grad(
+            policy.log_prob(actions) + policy.entropy(), params, retain_graph=True
+        )
         assert gradient.isfinite().all()

@@ -27,7 +27,7 @@ struct Optimizer {
 };
 
 extern "C" {
-void* network_create(const int64_t* description, void* parameters, void* gradient, const double* squash);
+void* network_create(const int64_t* description, void* parameters, void* gradient, const double* bounds);
 void network_free(void* network);
 void network_refresh(void* network);
 void network_values(void* network, const void* obs, int64_t n, void* values);
@@ -77,12 +77,20 @@ struct Task {
   ActionKind kind;
   long obs, sizes;  // sizes: choices of a discrete action, dimensions of a box
   std::vector<long> hidden;
+  bool of_state = false;  // standard deviations are outputs
+
+  bool is_box() const { return kind == kBox || kind == kBeta; }
+  bool puts_out_all() const { return kind == kBeta || of_state; }
+  std::vector<double> bounds() const {  // of Beta: lows, then widths
+    std::vector<double> x(kind == kBeta ? sizes : 0, -0.7);
+    x.resize(2 * x.size(), 1.9);
+    return x;
+  }
 };
 
 template <class Real>
 struct Network {
   explicit Network(const Task& task) {
-    const bool is_box = task.kind == kBox;
     std::vector<int64_t> offsets;
     int64_t total = 0;
     auto place = [&](long size) { offsets.push_back(total), total += size; };
@@ -94,18 +102,18 @@ struct Network {
         if (task.norm) place(out), place(out);
       }
     }
-    linear(task.hidden.back(), task.sizes), linear(task.hidden.back(), 1);
-    if (is_box) place(task.sizes);
+    linear(task.hidden.back(), task.puts_out_all() ? 2 * task.sizes : task.sizes), linear(task.hidden.back(), 1);
+    if (task.kind == kBox && !task.of_state) place(task.sizes);
     parameters = numbers<Real>(total, -0.4, 0.4);
     gradient.assign(total, 0);
-    std::vector<int64_t> d = {sizeof(Real) == 8, task.activation, task.shared, task.norm, task.kind, 0, task.obs};
+    std::vector<int64_t> d = {sizeof(Real) == 8, task.activation, task.shared, task.norm, task.kind, task.of_state, task.obs};
     d.push_back(int64_t(task.hidden.size()));
     d.insert(d.end(), task.hidden.begin(), task.hidden.end());
     d.push_back(1), d.push_back(task.sizes);
     d.push_back(int64_t(offsets.size()));
     d.insert(d.end(), offsets.begin(), offsets.end());
     d.push_back(total), d.push_back(0);
-    handle = network_create(d.data(), parameters.data(), gradient.data(), nullptr);
+    handle = network_create(d.data(), parameters.data(), gradient.data(), task.bounds().empty() ? nullptr : task.bounds().data());
   }
   ~Network() { network_free(handle); }
 
@@ -120,7 +128,8 @@ void networks(const Task& task, const std::string& type) {
   state = 1;
   Network<Real> network(task);
   const std::string what = std::string(task.name) + "-" + type;
-  const bool is_box = task.kind == kBox;
+  const bool is_box = task.is_box();
+  const std::vector<double> bounds = task.bounds();
   const long params = is_box ? 2 * task.sizes : task.sizes, noise = is_box ? task.sizes : 1;
   const auto obs = numbers<Real>(kRows * task.obs, -2, 2);
   const auto draws = numbers<double>(kRows * noise, 0, 1);
@@ -135,7 +144,7 @@ void networks(const Task& task, const std::string& type) {
       ActingBuffers b{};
       b.network = network.handle, b.is_double = sizeof(Real) == 8, b.kind = task.kind, b.num_envs = n;
       b.obs_size = task.obs, b.num_params = params, b.num_noise = noise, b.sizes = sizes;
-      b.noise = draws.data() + r * noise;
+      b.noise = draws.data() + r * noise, b.bounds = bounds.empty() ? nullptr : bounds.data();
       b.obs = const_cast<Real*>(obs.data()) + r * task.obs;
       b.actions = is_box ? static_cast<void*>(actions.data() + r * noise) : static_cast<void*>(choices.data() + r);
       b.params = out.data() + r * params, b.logprobs = logprobs.data() + r;
@@ -249,6 +258,8 @@ int main() {
       {"gelu-discrete", kGelu, true, false, kDiscrete, 4, 3, {33}},
       {"norm-tanh-discrete", kTanh, false, true, kDiscrete, 4, 3, {64, 33}},
       {"norm-silu-box", kSilu, true, true, kBox, 17, 6, {37, 9}},
+      {"state-tanh-box", kTanh, true, false, kBox, 17, 6, {33}, true},
+      {"beta-tanh-box", kTanh, false, false, kBeta, 17, 5, {33}},
   };
   for (const Task& task : tasks) {
     networks<float>(task, "float");

@@ -1,5 +1,6 @@
-"""Gaussian policies: squashed into their bounds, and with deviations that depend on the observation."""
+"""Policies of continuous actions: Gaussian, squashed into bounds, with deviations of the observation; and Beta."""
 
+import itertools
 import math
 
 import pytest
@@ -9,6 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from ddppo import native
 from ddppo.collectives.group import Group
 from ddppo.config.algorithm_settings import PPOSettings
+from ddppo.config.rank_rules import why_fast
 from ddppo.config.rules import validate
 from ddppo.config.settings import Config
 from ddppo.config.variants import settings_of
@@ -19,7 +21,7 @@ from ddppo.models.build import build_model
 from ddppo.models.distributions import action_distribution
 from ddppo.policies.export.check import check
 from ddppo.ppo.cpp.learner import CppStep
-from ddppo.ppo.cpp.network import CppNetwork
+from ddppo.ppo.cpp.network import CppNetwork, why_not_cpp
 from ddppo.ppo.gradient_check import worst_error
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 from tests.unit.policy_tasks import run_folder
@@ -58,6 +60,8 @@ def test_deviations_depend_on_what_is_observed_and_begin_alike(spec, kind):
         ({"log_std": "state"}, "torch"),
         ({"log_std": "state", "shared_trunk": True}, "native"),
         ({"squash": "tanh", "log_std": "state"}, "native"),
+        ({"distribution": "beta", "layer_norm": True}, "native"),
+        ({"distribution": "beta"}, "torch"),
     ],
 )
 def test_the_step_that_torch_compiles_or_that_is_in_cpp_is_the_eager_one(settings, kind, monkeypatch):
@@ -97,14 +101,64 @@ def test_what_a_compiler_is_handed_squashes_without_constants_that_export_would_
         torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize(
+    ("settings", "outputs"),
+    [
+        ({"squash": "tanh", "log_std": "state"}, {"mean", "log_std"}),
+        ({"distribution": "beta"}, {"alpha", "beta"}),
+    ],
+    ids=["squashed", "beta"],
+)
 @pytest.mark.parametrize("format", ["torch", "onnx"])
-def test_a_file_squashes_as_the_policy_does(tmp_path, format):
+def test_a_file_acts_within_the_bounds_as_the_policy_does(tmp_path, format, settings, outputs):
     if format == "onnx":
         onnx_needed()
-    folder = run_folder(tmp_path, "WholeEnv", squash="tanh", log_std="state")
+    folder = run_folder(tmp_path, "WholeEnv", **settings)
     policy, run, inputs, rows = tried(folder, format)
-    assert policy.trained.policy.model.is_squashed
-    assert set(check(policy, run, inputs, rows).outputs) == {"action", "mean", "log_std"}
+    assert policy.trained.policy.model.is_squashed == ("squash" in settings)
+    assert set(check(policy, run, inputs, rows).outputs) == {"action", *outputs}
+
+
+@pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-6), (torch.float64, 1e-10)], ids=str)
+@pytest.mark.parametrize("spread", [1.0, 200.0])
+def test_cpp_has_the_gradient_of_betas_that_autograd_finds(spread, dtype, error):
+    """In float64 the difference is that of torch: its trigamma function has an error of 1e-9."""
+    model = build_model(VECTOR, settings_of("model", distribution="beta"), 0, dtype)
+    with torch.no_grad():
+        model.policy_head.weight.mul_(spread)
+        model.policy_head.bias.copy_(torch.tensor([0.0, 30.0, -9.0, 20.0]))
+    parameters, settings = FlatParameters(model), PPOSettings(entropy_coef=0.1)
+    step = CppStep(
+        CppNetwork(model, VECTOR, parameters.vector), settings, torch.optim.Adam([parameters.vector]), Group()
+    )
+    assert worst_error(step, VECTOR, model, settings) < error
+
+
+@pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
+@pytest.mark.parametrize(
+    ("action", "settings"),
+    [
+        (action, {"shared_trunk": shared, "layer_norm": norm, **head})
+        for shared, norm in itertools.product([False, True], repeat=2)
+        for action, head in [
+            (ActionSpec("discrete", (3,)), {"hidden_sizes": [9], "activation": "gelu"}),
+            (ActionSpec("multi_discrete", (3, 2)), {"hidden_sizes": [9, 8, 7, 6], "activation": "silu"}),
+            (BOX, {"hidden_sizes": [9, 8, 7], "orthogonal": False}),
+            (BOX, {"squash": "tanh", "orthogonal": True}),
+            (BOX, {"log_std": "state"}),
+            (BOX, {"distribution": "beta"}),
+        ]
+    ],
+    ids=str,
+)
+def test_what_people_change_first_is_learned_in_cpp_with_ordered_sums(action, settings):
+    obs = {"near": ArraySpec((3,)), "far": ArraySpec((2, 2))}
+    model = build_model(EnvSpec(obs, action), settings_of("model", **settings), 0, torch.float32)
+    config = Config(model=settings_of("model", **settings), ppo=PPOSettings())
+    config.env.num_envs, config.device = 8, "cpu"
+    assert why_not_cpp(config, model, torch.device("cpu"), "flat") is None
+    assert why_fast(config) is None
 
 
 class Own(MLP):
@@ -125,6 +179,16 @@ UNBOUNDED = ActionSpec("box", (2,))
             "model.squash=tanh has no effect on actions that are disc",
         ),
         (ActionSpec("multi_binary", (2,)), {"log_std": "state"}, "model.log_std=state has no effect"),
+        (
+            UNBOUNDED,
+            {"distribution": "beta"},
+            "model.distribution=beta needs actions with a finite low < high",
+        ),
+        (
+            ActionSpec("discrete", (2,)),
+            {"distribution": "beta"},
+            "has no effect on actions that are discrete",
+        ),
         (BOX, {"squash": "tanh", "name": "tests.unit.test_heads:Own"}, "brings a distribution of its own"),
     ],
 )

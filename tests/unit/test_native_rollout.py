@@ -43,10 +43,10 @@ def collector(
     normalizer=None,
     envs=range(ENVS),
     steps=STEPS,
-    squash="none",
+    **model_settings,
 ):
     spec = probe(env)
-    model = build_model(spec, settings_of("model", hidden_sizes=[16, 16], squash=squash), 0, dtype)
+    model = build_model(spec, settings_of("model", hidden_sizes=[16, 16], **model_settings), 0, dtype)
     parameters = FlatParameters(model)
     with torch.no_grad():
         parameters.vector.mul_(3)  # so that policies have preferences
@@ -63,6 +63,13 @@ def collector(
     if is_native:
         made.use_cpp(CppNetwork(model, spec, parameters.vector))
     return made
+
+
+def task_of(name):
+    """Return a task's settings, and those of the model, from a name such as "squashed pendulum"."""
+    heads = {"squashed ": {"squash": "tanh"}, "beta ": {"distribution": "beta"}}
+    head = next(filter(name.startswith, heads), "")
+    return TASKS[name.removeprefix(head)], heads.get(head, {})
 
 
 def noise(made, iteration, envs=range(ENVS)):
@@ -82,17 +89,17 @@ def assert_equal(found, expected):
 
 
 @pytest.mark.parametrize("normalizes", [False, True])
-@pytest.mark.parametrize("name", [*TASKS, "squashed pendulum"])
+@pytest.mark.parametrize("name", [*TASKS, "squashed pendulum", "beta pendulum"])
 @pytest.mark.filterwarnings("ignore:.*out of date:DeprecationWarning")
 def test_it_is_the_rollout_that_the_loop_collects(name, normalizes):
-    squash = "tanh" if name.startswith("squashed") else "none"
-    env, ended = TASKS[name.removeprefix("squashed ")], 0
+    env, model_settings = task_of(name)
+    ended = 0
     normalizer = None
     if normalizes:
         normalizer = ObsNormalizer(probe(env).obs, CPU, torch.float64)
         normalizer.update_(moments(0.3 * torch.randn(50, probe(env).obs_size) + 0.2))
     both = [
-        collector(env, is_native=is_native, normalizer=normalizer, squash=squash)
+        collector(env, is_native=is_native, normalizer=normalizer, **model_settings)
         for is_native in (True, False)
     ]
     for iteration in range(3):
@@ -113,12 +120,13 @@ def test_it_is_the_rollout_that_the_loop_collects(name, normalizes):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", ["cartpole", "pendulum", "squashed pendulum"])
+@pytest.mark.parametrize("name", ["cartpole", "pendulum", "squashed pendulum", "beta pendulum"])
 def test_it_does_not_depend_on_which_environments_share_a_batch_to_the_bit(name, dtype):
-    squash = "tanh" if name.startswith("squashed") else "none"
-    env = TASKS[name.removeprefix("squashed ")]
+    env, model_settings = task_of(name)
     parts = [range(0, 1), range(1, ENVS)]
-    whole, *split = (collector(env, dtype=dtype, envs=envs, squash=squash) for envs in (range(ENVS), *parts))
+    whole, *split = (
+        collector(env, dtype=dtype, envs=envs, **model_settings) for envs in (range(ENVS), *parts)
+    )
     for iteration in range(3):
         rollout, episodes = whole.collect(noise(whole, iteration))
         halves = [made.collect(noise(made, iteration, envs)) for made, envs in zip(split, parts, strict=True)]

@@ -417,6 +417,7 @@ def test_a_space_that_a_new_policy_cannot_use_well_is_told_in_one_sentence(case)
         {"action": Box(-9, np.inf, (2,), np.float32)},
         {"action": Box(0, 1, (2,), np.float32)},
         {"action": Box(0, 1000, (1,), np.float32), "squash": "tanh"},
+        {"action": Box(0, 1000, (1,), np.float32), "distribution": "beta"},
         {"action": Box(-0.01, 0.01, (1,), np.float32), "log_std_init": -5.0},
         {"action": Box(0, 1000, (1,), np.float32), "name": "my_pkg.models:Scaling"},
         {"action": MultiDiscrete([2, 1000])},

@@ -164,17 +164,18 @@ def on_spaces(spaces: Plain | None, model: ModelSettings) -> list[str]:
     ]
     if not isinstance(model, LayerSettings):
         return on_obs
-    on_action = on_actions(spaces["actions"], squash=model.squash, std=math.exp(model.log_std_init))
+    is_bounded = model.squash == "tanh" or model.distribution == "beta"
+    on_action = on_actions(spaces["actions"], is_bounded=is_bounded, std=math.exp(model.log_std_init))
     return on_obs if on_action is None else [*on_obs, on_action]
 
 
-def on_actions(space: Plain, *, squash: str = "none", std: float = 1.0) -> str | None:
+def on_actions(space: Plain, *, is_bounded: bool = False, std: float = 1.0) -> str | None:
     """Return a warning if a new policy reaches only a small part of a Box of actions, or nearly always exceeds it.
 
     Actions of a new Gaussian policy lie around 0 with standard deviation `std`, and are clipped to the bounds;
-    squash=tanh spreads them over the bounds instead.
+    is_bounded: squash=tanh or distribution=beta spreads them over the bounds instead.
     """
-    if space["space"] != "Box" or squash == "tanh" or not math.prod(space["shape"]):
+    if space["space"] != "Box" or is_bounded or not math.prod(space["shape"]):
         return None
     lows, highs = (x if isinstance(x, list) else [x] for x in (space["low"], space["high"]))
     num = max(len(lows), len(highs))

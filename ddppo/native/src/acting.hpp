@@ -9,6 +9,8 @@
 #include <limits>
 #include <vector>
 
+#include "beta.hpp"
+
 namespace ddppo {
 
 extern "C" void network_policy(void* network, const void* obs, int64_t n, void* params);  // learn.cpp
@@ -20,12 +22,13 @@ struct ActingBuffers {
   int64_t is_double;
   int64_t kind;  // of the actions, as in the enum below
   int64_t num_envs, obs_size;
-  // P, all parameters of the distribution: for a box, means and log standard deviations. Actions::num_params in
-  // losses.hpp counts only the outputs of the policy's head: for a box, the means.
+  // P, all parameters of the distribution: for a Gaussian, means and log standard deviations. Actions::num_params in
+  // losses.hpp counts only the outputs of the policy's head: for a Gaussian, perhaps only the means.
   int64_t num_params;
   int64_t num_noise;  // K, numbers of noise for an action: one for each component
   const int64_t* sizes;   // [K] number of choices of each categorical component
-  const double* squash;   // [2, K] middles and half widths of a box that tanh squashes actions into, or null
+  // [2, K] shifts and scales of actions within bounds (`Actions` in losses.hpp), or null.
+  const double* bounds;
   const double* noise;    // [T, E, K]
   void* obs;              // [T + 1, E, obs_size]
   const bool* mask;       // [T + 1, E, M], or null
@@ -36,7 +39,7 @@ struct ActingBuffers {
 template <class Real>
 class Actor {
  public:
-  enum { kDiscrete, kMultiDiscrete, kMultiBinary, kBox };  // as in losses.hpp
+  enum { kDiscrete, kMultiDiscrete, kMultiBinary, kBox, kBeta };  // as in losses.hpp
 
   explicit Actor(const ActingBuffers& buffers) : b_(buffers), cumulative_(b_.num_params), allowed_(b_.num_params) {}
 
@@ -56,6 +59,7 @@ class Actor {
     int64_t* choices = static_cast<int64_t*>(b_.actions) + at * b_.num_noise;
     switch (b_.kind) {
       case kBox: return draw_numbers(params, noise, static_cast<Real*>(b_.actions) + at * b_.num_noise);
+      case kBeta: return draw_betas(params, noise, static_cast<Real*>(b_.actions) + at * b_.num_noise);
       case kMultiBinary: return draw_bits(params, noise, choices);
       default: return draw_choices(at, params, noise, choices);
     }
@@ -69,8 +73,8 @@ class Actor {
     for (long k = 0; k < n; k++) {
       const Real log_std = means[n + k];
       Real number = actions[k] = means[k] + std::exp(log_std) * static_cast<Real>(noise[k]);
-      if (b_.squash) {
-        const Real middle = Real(b_.squash[k]), half = Real(b_.squash[n + k]);
+      if (b_.bounds) {
+        const Real middle = Real(b_.bounds[k]), half = Real(b_.bounds[n + k]);
         actions[k] = middle + half * inside(std::tanh(number));
         const Real x = inside((actions[k] - middle) / half), above = std::log1p(x), below = std::log1p(-x);
         number = (above - below) / 2;
@@ -86,6 +90,29 @@ class Actor {
   static Real inside(Real x) {
     const Real limit = 1 - std::numeric_limits<Real>::epsilon();
     return std::min(std::max(x, -limit), limit);
+  }
+
+  // Beta: action = low + width * x. A vector holds as many dimensions as it has lanes.
+  Real draw_betas(const Real* outputs, const double* noise, Real* actions) const {
+    constexpr int kLanes = Simd<double>::lanes;
+    const long n = b_.num_noise;
+    Real logprob = 0;
+    for (long first = 0; first < n; first += kLanes) {
+      const int num = static_cast<int>(std::min<long>(kLanes, n - first));
+      Doubles a{}, b{}, lows{}, widths = Simd<double>::all(1.0);
+      Words keys{};
+      for (int i = 0; i < num; i++) {
+        a[i] = outputs[first + i], b[i] = outputs[n + first + i];
+        lows[i] = b_.bounds[first + i], widths[i] = b_.bounds[n + first + i];
+        keys[i] = same_bits<uint32_t>(static_cast<float>(noise[first + i]));
+      }
+      const Beta beta(a, b);
+      Doubles taken = lows + widths * Beta::inside<Real>(beta.draw(keys));
+      for (int i = 0; i < num; i++) taken[i] = actions[first + i] = static_cast<Real>(taken[i]);
+      const Doubles logprobs = beta.log_prob(Beta::inside<Real>((taken - lows) / widths)) - log_by_series(widths);
+      for (int i = 0; i < num; i++) logprob += static_cast<Real>(logprobs[i]);
+    }
+    return logprob;
   }
 
   // Bernoulli, one for each bit: 1 with probability sigmoid(logit). log sigmoid(x) = min(x, 0) - log(1 + exp(-|x|)).

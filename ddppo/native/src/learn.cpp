@@ -269,8 +269,8 @@ extern "C" {
 // Make a network that reads `parameters` and writes `gradient`, two flat vectors [num_parameters] that outlive it.
 // description: is_double, activation, shared_trunk, layer_norm, kind of action, puts_out_log_std, obs_size, num_hidden,
 // hidden..., num_sizes, sizes..., num_offsets, offsets..., num_parameters, num_nodes.
-// squash: middles, halves [dimensions], nodes, weights [num_nodes] of Actions in losses.hpp, or null.
-void* network_create(const int64_t* description, void* parameters, void* gradient, const double* squash) {
+// bounds: shifts, scales [dimensions], nodes, weights [num_nodes] of Actions in losses.hpp, or null.
+void* network_create(const int64_t* description, void* parameters, void* gradient, const double* bounds) {
   const int64_t* at = description;
   const bool is_double = *at++;
   Shape shape;
@@ -292,16 +292,16 @@ void* network_create(const int64_t* description, void* parameters, void* gradien
   const bool sums = actions.kind == kDiscrete || actions.kind == kMultiDiscrete;
   actions.num_params = 0;
   for (long size : actions.sizes) actions.num_params = sums ? actions.num_params + size : size;
-  if (shape.puts_out_log_std) actions.num_params *= 2;
+  if (shape.puts_out_log_std || actions.kind == kBeta) actions.num_params *= 2;
   shape.num_outputs = actions.num_params;
   std::vector<long> offsets;
   list(offsets);
   const long num_parameters = *at++, num_nodes = *at++;
-  if (squash)
-    for (auto* values : {&actions.middles, &actions.halves, &actions.nodes, &actions.weights}) {
-      const long n = values == &actions.middles || values == &actions.halves ? actions.sizes[0] : num_nodes;
-      values->assign(squash, squash + n);
-      squash += n;
+  if (bounds)
+    for (auto* values : {&actions.shifts, &actions.scales, &actions.nodes, &actions.weights}) {
+      const long n = values == &actions.shifts || values == &actions.scales ? actions.sizes[0] : num_nodes;
+      values->assign(bounds, bounds + n);
+      bounds += n;
     }
   if (is_double)
     return new TypedEngine<double>(

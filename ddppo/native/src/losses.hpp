@@ -2,11 +2,12 @@
 // computes one row (sample). ddppo/ppo/gradient_check.py compares the gradient with autograd's before a run.
 #pragma once
 
+#include "beta.hpp"
 #include "mlp.hpp"
 
 namespace ddppo {
 
-enum ActionKind { kDiscrete, kMultiDiscrete, kMultiBinary, kBox };
+enum ActionKind { kDiscrete, kMultiDiscrete, kMultiBinary, kBox, kBeta };  // kBox: Gaussian; kBeta: a box too
 
 // policy_loss, value_loss, entropy, approx_kl, clip_fraction, ratio_outliers: STATISTICS in ddppo/ppo/losses.py.
 constexpr int kNumStatistics = 6;
@@ -21,9 +22,10 @@ struct Actions {
   // Outputs of the policy's head. Log standard deviations of a box that are parameters beside the network
   // (model.log_std=parameter) do not count here; ActingBuffers::num_params in acting.hpp includes them.
   long num_params;
-  // Of a box that tanh squashes actions into (TanhGaussian of ddppo/models/distributions.py), else empty: middle and half
-  // width of each dimension; and nodes and weights of the quadrature of its entropy.
-  std::vector<double> middles, halves, nodes, weights;
+  // Of each dimension of a box within bounds, else empty: an action is shift + scale * y. With TanhGaussian of
+  // ddppo/models/distributions.py, y is tanh(u), and they are middle and half width; nodes and weights are those of the
+  // quadrature of its entropy. With Beta, y is in (0, 1), and they are low and width.
+  std::vector<double> shifts, scales, nodes, weights;
 };
 
 // The samples of a rollout, [n, ...] each. Row r of a minibatch is sample order[r], or sample r if order is null.
@@ -72,7 +74,7 @@ class PPOLoss {
   PPOLoss(const Actions& actions, const Batch<Real>& batch, const Coefficients& c, double count, const Real* log_std)
       : actions_(actions), batch_(batch), c_(c), per_count_(Real(1.0 / count)), log_std_(log_std),
         params_(actions.num_params), slopes_(actions.num_params), odds_(actions.num_params),
-        by_mean_(actions.halves.size()), by_log_std_(actions.halves.size()) {
+        by_mean_(actions.nodes.empty() ? 0 : actions.sizes[0]), by_log_std_(by_mean_.size()) {
     if (actions.kind != kBox) return;
     for (long j = 0; j < dimensions(); j++) {
       log_stds_.push_back(log_std ? S::all(log_std[j]) : V<Real>{});
@@ -214,7 +216,7 @@ class PPOLoss {
             odds_[j] = exp_of(-log_stds_[j]);
             deviations_[j] = exp_of(log_stds_[j]);
           }
-          if (!actions_.halves.empty()) action = before_tanh(j, action, logp, entropy);
+          if (!by_mean_.empty()) action = before_tanh(j, action, logp, entropy);
           const V<Real> z = (action - params_[j]) * odds_[j];
           logp += Real(-0.5) * z * z - log_stds_[j] - kHalfLog2Pi;
           entropy += log_stds_[j] + Real(0.5) + kHalfLog2Pi;
@@ -222,13 +224,42 @@ class PPOLoss {
         }
         break;
       }
+      case kBeta:
+        for (long j = 0; j < dimensions(); j++) of_beta(j, logp, entropy);
+        break;
+    }
+  }
+
+  // Dimension j of Beta-distributed actions, computed in double: float vectors are cut into parts.
+  void of_beta(long j, V<Real>& logp, V<Real>& entropy) {
+    constexpr int kPart = Simd<double>::lanes;
+    const auto* taken = static_cast<const Real*>(batch_.actions);
+    const long n = dimensions();
+    const double low = actions_.shifts[j], width = actions_.scales[j];
+    const Doubles log_width = log_by_series(Simd<double>::all(width));
+    for (int first = 0; first < kLanes; first += kPart) {
+      Doubles a, b, action;
+      for (int i = 0; i < kPart; i++) {
+        a[i] = params_[j][first + i], b[i] = params_[n + j][first + i];
+        action[i] = taken[source_[first + i] * n + j];
+      }
+      const Beta::Terms t = Beta(a, b).terms(Beta::inside<Real>((action - low) / width));
+      const Doubles logps = t.logp - log_width, entropies = t.entropy + log_width;
+      const Doubles by_a = Beta::sigmoid(a), by_b = Beta::sigmoid(b);
+      const Doubles logp_by_a = t.logp_by_p * by_a, logp_by_b = t.logp_by_q * by_b;
+      const Doubles entropy_by_a = t.entropy_by_p * by_a, entropy_by_b = t.entropy_by_q * by_b;
+      for (int i = 0; i < kPart; i++) {
+        logp[first + i] += Real(logps[i]), entropy[first + i] += Real(entropies[i]);
+        slopes_[j][first + i] = Real(logp_by_a[i]), slopes_[n + j][first + i] = Real(logp_by_b[i]);
+        odds_[j][first + i] = Real(entropy_by_a[i]), odds_[n + j][first + i] = Real(entropy_by_b[i]);
+      }
     }
   }
 
   // Return u = atanh((action - middle) / half) of dimension j. Subtract log(half (1 - tanh(u)^2)) from log pi, and add
   // its mean to the entropy; by_mean_ and by_log_std_ keep the slopes of this mean.
   V<Real> before_tanh(long j, V<Real> action, V<Real>& logp, V<Real>& entropy) {
-    const Real middle = Real(actions_.middles[j]), half = Real(actions_.halves[j]);
+    const Real middle = Real(actions_.shifts[j]), half = Real(actions_.scales[j]);
     const Real limit = 1 - std::numeric_limits<Real>::epsilon();
     V<Real> x = (action - middle) / half;
     x = x > limit ? S::all(limit) : x;

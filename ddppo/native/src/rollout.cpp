@@ -93,7 +93,7 @@ class Recorder {
   // Hand the actions of row t to the tasks; forces are float32.
   void set_commands(long t) {
     const long n = envs_ * b_.num_noise, at = t * n;
-    if (b_.kind == Actor<Real>::kBox)
+    if (b_.kind >= Actor<Real>::kBox)
       std::copy_n(static_cast<const Real*>(b_.actions) + at, n, static_cast<float*>(tasks_.actions));
     else
       std::copy_n(static_cast<const int64_t*>(b_.actions) + at, n, static_cast<int64_t*>(tasks_.actions));

@@ -30,6 +30,8 @@ _MEANINGS = {
     "logits": "one for every choice, components one after another; for a bit, the logit of 1",
     "mean": "mean of the normal distribution of actions, before they are clipped or squashed by tanh",
     "log_std": "logarithm of the standard deviation of that distribution",
+    "alpha": "first parameter of the Beta distribution of actions, between the bounds of the Box",
+    "beta": "its second parameter",
     "params": "parameters of the model's own distribution",
     "next_state": "the memory of the policy: the input `state` of the next step; set it to 0 where an episode starts",
 }

@@ -17,6 +17,7 @@ from ddppo.loop.evaluation import Policy
 from ddppo.models.distributions import (
     ActionDistribution,
     Bernoulli,
+    Beta,
     Categorical,
     Gaussian,
     MultiCategorical,
@@ -54,7 +55,7 @@ class Portable(nn.Module):
     Outputs:
         action          the likeliest action, in the task's own form
         logits          of the distribution; the smallest number of the type for a forbidden choice
-        mean, log_std   of a distribution over numbers, instead of logits
+        mean, log_std   of a distribution over numbers, instead of logits; or alpha, beta
         next_state      if the policy has memory
     """
 
@@ -130,6 +131,8 @@ def described(distribution: ActionDistribution, params: torch.Tensor) -> dict[st
             return {"mean": distribution.mean, "log_std": distribution.log_std}
         case TanhGaussian():
             return {"mean": distribution.normal.mean, "log_std": distribution.normal.log_std}
+        case Beta():
+            return {"alpha": distribution.alpha.to(params.dtype), "beta": distribution.beta.to(params.dtype)}
     return {"params": params}  # the model has a distribution of its own
 
 

@@ -17,7 +17,7 @@ from ddppo import native
 from ddppo.config.rank_rules import MOST_WEIGHTS
 from ddppo.config.settings import Config
 from ddppo.models.actor_critic import MLP, ActorCritic, Obs, flat_obs, is_asymmetric
-from ddppo.models.distributions import gauss_hermite, num_noise, squash_of
+from ddppo.models.distributions import bounds_of, gauss_hermite, num_noise, squash_of
 from ddppo.spaces import ActionSpec, EnvSpec, leaves
 
 _ACTIVATIONS = (
@@ -28,12 +28,13 @@ _ACTIVATIONS = (
     "silu",
     "gelu",
 )  # in the order of the enum Activation in activations.hpp
-# In the order of the enum ActionKind in losses.hpp.
+# In the order of the enum ActionKind in losses.hpp. box: Gaussian actions; beta: a box with a Beta distribution.
 KINDS = (
     "discrete",
     "multi_discrete",
     "multi_binary",
     "box",
+    "beta",
 )
 _POINTER, _INT, _DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 
@@ -138,9 +139,14 @@ class CppNetwork:
         self.num_params, self.distribution = model.num_params, model.distribution
         self._library = library()
         description = np.array(_description(model, spec), np.int64)
-        # Of squashed actions: middles and half widths of the box, then the quadrature of their entropy.
-        self.squash = squash_of(spec.action) if model.is_squashed else None
-        numbers = None if self.squash is None else np.concatenate([self.squash.ravel(), *gauss_hermite()])
+        # Of actions within bounds: shifts and scales, then the quadrature of the entropy of squashed ones.
+        self.kind, self.bounds, numbers = KINDS.index(spec.action.kind), None, None
+        if model.is_beta:
+            self.kind, numbers = KINDS.index("beta"), bounds_of(spec.action)
+            self.bounds = numbers
+        elif model.is_squashed:
+            self.bounds = squash_of(spec.action)
+            numbers = np.concatenate([self.bounds.ravel(), *gauss_hermite()])
         self.handle: int = self._library.network_create(
             description.ctypes.data,
             parameters.data.data_ptr(),
@@ -309,14 +315,14 @@ def _description(model: MLP, spec: EnvSpec) -> list[int]:
         _ACTIVATIONS.index(model.activation),
         model.shared_trunk,
         model.layer_norm,
-        KINDS.index(action.kind),
-        model.is_box and model.log_std is None,
+        KINDS.index("beta" if model.is_beta else action.kind),
+        model.is_gaussian and model.log_std is None,
         spec.obs_size,
         *(len(hidden), *hidden),
         *(len(action.sizes), *action.sizes),
         *(len(places), *places),
         offset,
-        len(gauss_hermite()[0]),
+        len(gauss_hermite()[0]) if model.is_squashed else 0,
     ]
 
 
@@ -338,7 +344,7 @@ class ActingBuffers(ctypes.Structure):
         ),
         *(
             (name, ctypes.c_void_p)
-            for name in ("sizes", "squash", "noise", "obs", "mask", "actions", "params", "logprobs")
+            for name in ("sizes", "bounds", "noise", "obs", "mask", "actions", "params", "logprobs")
         ),
     ]
 
@@ -355,7 +361,7 @@ class CppActing:
         self.buffers = self._empty()
         self.buffers.network = network.handle
         self.buffers.is_double = collector.logprobs.dtype == torch.float64
-        self.buffers.kind = KINDS.index(action.kind)
+        self.buffers.kind = network.kind
         self.buffers.num_envs = collector.env.num_envs
         self.buffers.obs_size = collector.env.spec.obs_size
         self.buffers.num_params = collector.params.shape[-1]
@@ -368,8 +374,8 @@ class CppActing:
             params=collector.params,
             logprobs=collector.logprobs,
         )
-        if network.squash is not None:
-            self._set_arrays(squash=network.squash)
+        if network.bounds is not None:
+            self._set_arrays(bounds=network.bounds)
         if collector.masks is not None:
             self._set_arrays(mask=collector.masks)
 
