@@ -34,7 +34,8 @@ CIRCUITS = (
     "tof_3", "barenco_tof_3", "mod5_4", "tof_5", "mod_mult_55", "vbe_adder_3", "barenco_tof_5", "csla_mux_3",
     "rc_adder_6", "gf2^4_mult", "qft_8", "tof_10", "gf2^5_mult", "gf2^6_mult", "gf2^7_mult", "gf2^8_mult",
 )  # fmt: skip
-_ALONE = LearningRule(turns=False)  # no episodes at random in between
+# No episodes at random in between, and taking a rewrite back is as likely as it is by `shipped`.
+_ALONE = LearningRule(turns=False, undo=0.0)
 # name: (how it learns, patience, number of walks)
 WAYS: dict[str, tuple[LearningRule | None, float, int]] = {
     "random": (None, 0.0, 1),

@@ -26,19 +26,28 @@ MARKS = (1, 4, 8, 16)  # seconds of CPU
 _STEPS = 200  # between two looks at the clock
 _TURN = 5000  # steps of each of two walks
 _GENTLE = (1, 3, 3, 3, 3, 2, 4, 3, 2, 0, 1, 3, 2, 1, 0)
+_SLOWER = (4, 4, 4, 4, 4, 2, 2, 1.5, 1, 0, 1, 1, 1, 1, 0)
+_ALONE = {
+    "turns": False,
+    "undo": 0.0,
+}  # no episodes at random, and taking back is as likely as it is by `shipped`
 # How each way differs from the walks of `optimise` that learn: `patience`, a second walk `beside` in turns with it, in
 # the same process, each of which gets every new best of the other, and settings of LearningRule.
 WAYS: dict[str, dict[str, Any]] = {
     "random": {"learns": False, "patience": 0.0},
     "random, anew": {"learns": False},
     "learned": {},
-    "weights alone": {"turns": False},
-    "two in turns": {"turns": False, "beside": "at random"},
-    "never anew": {"patience": 0.0},
-    "anew sooner": {"patience": 1.0},
-    "weights fixed": {"rate": 0.0},
-    "fewer removals": {"shipped": _GENTLE},
-    "from zero": {"shipped": (0.0,) * 15, "limit": 3.0},
+    "undo=-8": {"undo": -8.0},
+    "slower level": {"shipped": _SLOWER},
+    "undo=0": {"undo": 0.0},
+    "undo=0 never anew": {"undo": 0.0, "patience": 0.0},
+    # Earlier ones.
+    "weights alone": {**_ALONE},
+    "two in turns": {**_ALONE, "beside": "at random"},
+    "never anew": {**_ALONE, "patience": 0.0},
+    "weights fixed": {**_ALONE, "rate": 0.0},
+    "fewer removals": {**_ALONE, "shipped": _GENTLE},
+    "from zero": {**_ALONE, "shipped": (0.0,) * 15, "limit": 3.0},
 }
 
 

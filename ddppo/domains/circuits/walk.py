@@ -53,6 +53,9 @@ class LearningRule:
     num_samples: int = 2  # draws a step that stand for the mean over all matches
     num_steps: int = 256  # an update takes place at the first end of an episode after so many steps
     decay: float = 0.999  # of the weights in each update
+    # Added to the logit of a match of exactly the gates that one rewrite inserted. Without it, `shipped` makes it
+    # nearly certain that a rewrite that adds gates is taken back at once.
+    undo: float = -4.0
     # Episodes choose by the weights and at random in turns, more often in the way that led to more improvements a step.
     turns: bool = True
     # Logits of classes before learning, chosen on the circuits of experiments/circuits/tuning.py: for rules that remove
@@ -101,7 +104,7 @@ class FastWalk:
             episode.max_steps, buffer.level_size, DRAWS.index(buffer.draw), self.room, seed,
         )  # fmt: skip
         rule = (
-            None if learning is None else (ctypes.c_double * 22)(*astuple(learning)[:-1], *learning.shipped)
+            None if learning is None else (ctypes.c_double * 23)(*astuple(learning)[:-1], *learning.shipped)
         )
         self._call = functions()
         self._walk = self._call["new"](

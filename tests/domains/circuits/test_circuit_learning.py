@@ -27,7 +27,9 @@ def test_a_walk_depends_on_its_seed_alone_and_without_weights_is_one_at_random()
     at_random = random_walk(keywords, 3.0, 0, 5)
     at_random.go([], 700, math.inf)
     seed = derived_seed(5, "env", 0)
-    still = FastWalk(keywords, seed, prior=3.0, learning=LearningRule(rate=0.0, shipped=(0.0,) * 15))
+    still = FastWalk(
+        keywords, seed, prior=3.0, learning=LearningRule(rate=0.0, shipped=(0.0,) * 15, undo=0.0)
+    )
     still.go([], 700, math.inf)
     assert still.best()[1].tolist() == at_random.best()[1].tolist() != first
 

@@ -43,7 +43,7 @@ def test_every_circuit_is_the_one_that_python_draws_by_the_same_numbers(circuit,
 
 def test_what_a_walk_learns_is_what_python_learns_by_the_same_numbers():
     shipped = tuple(0.1 * k * (-1) ** k for k in range(15))  # all different
-    rule = LearningRule(rate=0.3, num_steps=40, shipped=shipped, turns=False)
+    rule = LearningRule(rate=0.3, num_steps=40, shipped=shipped, undo=0.0, turns=False)
     fast = walk("tof_3", seed=4, learning=rule)
     oracle = LearningOracle(fast.start, fast.rewriter, 4, rule, fast.room)
     while oracle.num_updates < 3:
@@ -56,6 +56,28 @@ def test_what_a_walk_learns_is_what_python_learns_by_the_same_numbers():
         fast.go([], 1, FOREVER)
         np.testing.assert_allclose(fast.table(), oracle.table, atol=1e-12)
     assert np.abs(oracle.table).max() > 0.3
+
+
+def test_rewrites_that_take_back_another_are_likely_only_as_undo_says():
+    rule = LearningRule(rate=0.0, shipped=(0.0,) * 15, undo=-4.0, turns=False)
+    fast = walk("qft_5", seed=2, learning=rule)
+    growth, num_back, num_others = growth_of(fast.rewriter), 0, 0
+    while num_back < 20:
+        before, episodes = fast.now().canonical(), fast.facts().num_episodes
+        fast.go([], 1, FOREVER)
+        if fast.facts().num_episodes > episodes:
+            continue
+        now = fast.now().canonical()
+        rows, weights = fast.matches()
+        undo = np.log(np.abs(weights)) + 3.0 * growth[rows[:, 2]]
+        assert np.isclose(undo[:, None], [0.0, -4.0]).any(axis=1).all()
+        for (wire, place, number), each in zip(rows[weights > 0].tolist(), undo[weights > 0], strict=True):
+            after, _ = fast.rewriter.apply(now, node_at(now, wire, place), number)
+            if after == before:
+                assert np.isclose(each, -4.0)
+                num_back += 1
+            num_others += bool(np.isclose(each, 0.0))
+    assert num_others > num_back
 
 
 def test_episodes_at_random_come_in_between_and_teach_nothing():

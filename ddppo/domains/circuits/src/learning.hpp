@@ -2,7 +2,9 @@
 //
 // A match of a rule that adds n gates has weight exp(-prior n + shipped[c] + limit tanh((w[c] + w[rule]) / limit)).
 // Its class c says whether the rule adds or removes gates, and how long ago the newest gate of the match was inserted.
-// `shipped` was chosen on other circuits (experiments/circuits); w begins at 0 and is learned here.
+// `undo` is added to the logit if its gates are exactly those that one rewrite inserted: such a match puts back what was
+// there, or does what one other rule does. `shipped` and `undo` were chosen on other circuits (experiments/circuits); w
+// begins at 0 and is learned here.
 #pragma once
 #include "walk.hpp"
 
@@ -10,19 +12,20 @@ constexpr int kRecencies = 5, kClasses = 3 * kRecencies;
 
 // Settings from Python, as LearningRule of walk.py has them.
 struct LearnSettings {
-  double rate, gamma, limit, num_samples, num_steps, decay, turns, shipped[kClasses];
+  double rate, gamma, limit, num_samples, num_steps, decay, undo, turns, shipped[kClasses];
 };
 
 class Learning {
  public:
   struct Entry {
     int32_t rule, born;  // born: the step of the episode that inserted the newest of its gates
+    bool undoes;         // its gates are all that one rewrite inserted
     double weight;
   };
 
   Learning(const Rules& rules, double prior, LearnSettings settings, int32_t room)
       : rules_(&rules), prior_(prior), settings_(settings), table_(kClasses + rules.size()), mean_(table_.size()),
-        square_(table_.size()), gradient_(table_.size()), born_(room, kOld) {}
+        square_(table_.size()), gradient_(table_.size()), born_(room, kOld), together_(room) {}
 
   // Forget what was learned.
   void begin_anew() {
@@ -42,10 +45,14 @@ class Learning {
   }
 
   void make(const Live&, int32_t slot, int32_t begin, int32_t end, const Found& found, std::vector<Entry>& entries) {
-    int32_t born = kOld;
-    for (size_t k = 0; k < rules_->source(begin).steps.size(); k++) born = std::max(born, born_[found.gates[k]]);
+    const size_t size = rules_->source(begin).steps.size();
+    int32_t born = kOld, oldest = born_[found.gates[0]];
+    for (size_t k = 0; k < size; k++) {
+      born = std::max(born, born_[found.gates[k]]), oldest = std::min(oldest, born_[found.gates[k]]);
+    }
+    const bool undoes = born != kOld && oldest == born && int(size) == together_[found.gates[0]];
     for (int32_t rule = begin; rule < end; rule++) {
-      entries.push_back({rule, born, 0.0});
+      entries.push_back({rule, born, undoes, 0.0});
       weigh(entries.back());
     }
     // Its weight changes when it gets older.
@@ -72,7 +79,9 @@ class Learning {
 
   void happened(const Live::Change& change, double reward, bool is_end) {
     now_++;
-    for (int k = 0; k < change.num_inserted; k++) born_[change.inserted[k]] = now_ - 1;
+    for (int k = 0; k < change.num_inserted; k++) {
+      born_[change.inserted[k]] = now_ - 1, together_[change.inserted[k]] = change.num_inserted;
+    }
     if (!learns()) return;
     steps_.back().reward = reward;
     if (is_end) finish();
@@ -128,7 +137,8 @@ class Learning {
     const auto [class_of, rule] = features(entry);
     const double sum = table_[class_of] + table_[rule], limit = settings_.limit;
     entry.weight = std::exp(
-        limit * std::tanh(sum / limit) + settings_.shipped[class_of] - prior_ * rules_->growth(entry.rule));
+        limit * std::tanh(sum / limit) + settings_.shipped[class_of] + (entry.undoes ? settings_.undo : 0.0) -
+        prior_ * rules_->growth(entry.rule));
   }
 
   // Share the episodes between learned weights and random choices in proportion to the improvements a step that each led
@@ -194,6 +204,7 @@ class Learning {
   double found_[2] = {}, spent_[2] = {}, due_ = 0;
   int32_t first_ = 0, now_ = 0;  // the number of the episode's first step, and of the next one, since the last update
   std::vector<int32_t> born_;    // by slot: the step that inserted the gate
+  std::vector<int32_t> together_;  // by slot: how many gates that step inserted
   std::array<std::vector<int32_t>, kRing> slots_of_;  // by step: slots with matches that were born there
   std::vector<Step> steps_;      // since the last update
   std::vector<Features> samples_;
