@@ -40,6 +40,7 @@ _ALONE = LearningRule(turns=False, undo=0.0)
 WAYS: dict[str, tuple[LearningRule | None, float, int]] = {
     "random": (None, 0.0, 1),
     "learned": (LearningRule(), PATIENCE, 1),
+    "undo_0": (LearningRule(undo=0.0), PATIENCE, 1),
     "weights_alone": (_ALONE, PATIENCE, 1),
     "never_anew": (_ALONE, 0.0, 1),
     "weights_alone_2": (_ALONE, PATIENCE, 2),
