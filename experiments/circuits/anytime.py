@@ -173,10 +173,10 @@ def table(done: dict[tuple[str, str], list[dict[str, Any]]], marks: Sequence[flo
     others, published = (
         list(csv.DictReader((HERE / name).open())) for name in ("others.csv", "published.csv")
     )
-    shown = ("random", "learned", "weights_alone", "never_anew")
+    shown = ("random", "learned", "weights_alone")
     titles = ["gates", "original", "`merge`", "qiskit", "pyzx", "Nam et al.", "Quartz"]
     titles += [f"{way}, {', '.join(f'{mark:g}' for mark in marks)} s" for way in shown]
-    titles += [f"s to random's at {GOAL_S:g} s: random", "weights_alone"]
+    titles += [f"s to random's at {GOAL_S:g} s: random", "learned"]
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for circuit in CIRCUITS:
         if ("random", circuit) not in done and ("weights_alone", circuit) not in done:
@@ -189,7 +189,7 @@ def table(done: dict[tuple[str, str], list[dict[str, Any]]], marks: Sequence[flo
         for way in shown:
             costs = [median_at(done.get((way, circuit), []), mark) for mark in marks]
             cells.append(", ".join(f"{cost:g}" for cost in costs if cost is not None))
-        both = [done.get((way, circuit), []) for way in ("random", "weights_alone")]
+        both = [done.get((way, circuit), []) for way in ("random", "learned")]
         # When the median of each way is at random's median after GOAL_S.
         goal = median_at(both[0], GOAL_S)
         when = [when_median_is(runs, goal) if runs and goal is not None else "" for runs in both]
