@@ -99,4 +99,4 @@ class Hovering(gym.Env):
         return np.array([max(self._height, -1.0), speed, self._battery, self._wind], dtype=np.float32)
 
 
-gym.register("Hovering-v0", Hovering)
+gym.register("Hovering-v0", f"{__name__}:Hovering")
