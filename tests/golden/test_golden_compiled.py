@@ -24,7 +24,7 @@ def trained(tmp_path_factory):
     def train(task, world_size):
         run_dir = folder / f"{task} W{world_size}"
         settings = ("compile=torch", "dist.check_every=1", f"dist.world_size={world_size}")
-        found = measure(task, run_dir, *settings, XDG_CACHE_HOME=str(folder / "cache"))
+        found = measure(task, run_dir, *settings, TORCHINDUCTOR_CACHE_DIR=str(folder / "cache"))
         assert summary(run_dir)["compiled_from"] == 1
         return run_dir, found
 
@@ -40,9 +40,8 @@ def test_a_short_run_compiled_gives_the_numbers_that_were_kept(task, trained):
 
 def test_any_number_of_ranks_learns_the_same(trained):
     parameters = {}
-    for world_size in (1, 2, 4):
+    for world_size in (1, 4):
         run_dir, _ = trained("cartpole", world_size)
         state = torch.load(run_dir / "checkpoints" / "iteration_00000005.pt", weights_only=True)
         parameters[world_size] = torch.cat([x.flatten() for x in state["model"].values()])
-    for world_size in (2, 4):
-        assert (parameters[world_size] - parameters[1]).abs().max() <= 1e-9
+    assert (parameters[4] - parameters[1]).abs().max() <= 1e-9
