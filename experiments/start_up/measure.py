@@ -6,7 +6,7 @@ time, of all processes of the command, says more than seconds if the machine has
 """
 
 import argparse
-import json
+import csv
 import os
 import resource
 import signal
@@ -33,8 +33,8 @@ WORK = [
 ENDLESS = ["ppo.total_steps=1000000000", "log.progress=none"]
 
 
-# Commands that start nothing: help, a name and a value that are mistakes.
-SHORT = [["--help"], ["foo.bar=1"], ["env.num_envs=x"]]
+# Commands that start nothing: help, a name and a value that are mistakes, and a value that breaks a rule.
+SHORT = [["--help"], ["foo.bar=1"], ["env.num_envs=x"], ["ppo.clip_coef=-1.0"]]
 
 
 def cpu_seconds(pid: int) -> float:
@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("checkouts", type=Path, nargs="+", help="folders, e.g. . ../older")
     parser.add_argument("--world-sizes", type=int, nargs="*", default=[1, 2, 4, 32])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path, help="a JSON file for all numbers")
+    parser.add_argument("--out", type=Path, help="a CSV file for all numbers: a row per start")
     options = parser.parse_args()
     commands: dict[str, Callable[[Path], tuple[float, float]]] = {
         " ".join(arguments): partial(short_command, arguments=arguments) for arguments in SHORT
@@ -99,8 +99,28 @@ def main() -> None:
                 f"{name:14} {checkout}: {seconds:.2f} s, processor {cpu:.2f} s, of {by_name[name]}",
                 flush=True,
             )
-    if options.out:
-        options.out.write_text(json.dumps(found, indent=1) + "\n")
+        if options.out:
+            write(options.out, found)
+
+
+def write(path: Path, found: dict[str, dict[str, list[tuple[float, float]]]]) -> None:
+    """Write a row for each start so far."""
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(["commit", "command", "round", "seconds", "processor_s"])
+        for checkout, by_name in found.items():
+            for name, values in by_name.items():
+                rows.writerows([commit(Path(checkout)), name, *row] for row in numbered(values))
+
+
+def numbered(values: list[tuple[float, float]]) -> list[tuple[int, float, float]]:
+    return [(number, *value) for number, value in enumerate(values, 1)]
+
+
+def commit(checkout: Path) -> str:
+    """Return the short hash of a checkout's commit."""
+    command = ["git", "-C", str(checkout), "rev-parse", "--short=8", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 if __name__ == "__main__":
