@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hydra
 import pytest
 
 from ddppo import train
@@ -49,7 +50,7 @@ def call(monkeypatch, capsys):
 def signal_before(monkeypatch, target, number, *, nth=1):
     """Have this process get a signal when `target`, an import path, is called for the nth time."""
     where, name = target.rsplit(".", 1)
-    owner = train.hydra.utils.get_object(where)
+    owner = hydra.utils.get_object(where)
     function, calls = getattr(owner, name), []
 
     def signalled(*arguments, **named):
