@@ -1,14 +1,14 @@
 """Measure ddppo and its peers on the same work in the same rounds, one thing at a time, each in a process of its own.
 
-python -m experiments.speed.peers torch=<python> [jax=<python>] [workloads=W1,W2,W4,W5,W6,W8] [rounds=3] [seconds=3]
+python -m experiments.speed.peers torch=<python> [jax=<python>] [workloads=W1,W2,W4,W5,W6,W7,W8] [rounds=3] [seconds=3]
     [before=<commit>] [out=experiments/speed/peers.csv]
 
-torch= names a Python with torch, stable-baselines3 and what the task needs; jax= one with rejax. Steps/s are
+torch= names a Python with torch, sb3-contrib and what the task needs; jax= one with rejax. Steps/s are
 of training after the first two iterations. Peers of torch have torch's default threads, then one. W3 is Pong with
 Stable-Baselines3's AtariWrapper and VecFrameStack in float32; ours is in bfloat16, as the workload says, and float32.
 
 CleanRL is a collection of programs, which no package for today's Gymnasium holds: its row is CLEANRL below, which does
-in our words what its ppo.py and ppo_continuous_action.py do. PureJaxRL's design is that of rejax, which pip installs.
+in our words what its ppo.py, ppo_continuous_action.py and ppo_atari_lstm.py do. PureJaxRL's design is that of rejax, which pip installs.
 """
 
 import csv
@@ -31,7 +31,7 @@ HERE = Path(__file__).resolve().parent
 OPTIONS = {
     "torch": "",
     "jax": "",
-    "workloads": "W1,W2,W4,W5,W6,W8",
+    "workloads": "W1,W2,W4,W5,W6,W7,W8",
     "rounds": "3",
     "seconds": "3",
     "before": "",
@@ -58,8 +58,19 @@ def undecided(params):
 
 {inspect.getsource(own.Hovering)}
 
+class Masked(gym.ObservationWrapper):
+    def __init__(self, render_mode=None):
+        super().__init__(gym.make("CartPole-v1"))
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+    def observation(self, obs):
+        return obs[::2]
+
+
 gym.register("Hovering-v0", Hovering)
-env_id = "Hovering-v0" if sizes["workload"] == "W8" else sizes["env_id"]
+gym.register("Masked-v0", Masked)
+env_id = {{"W7": "Masked-v0", "W8": "Hovering-v0"}}.get(sizes["workload"], sizes["env_id"])
+has_memory = sizes["workload"] == "W7"
 times = []
 
 
@@ -104,9 +115,15 @@ if env_id.startswith("ALE/"):
 else:
     env = make_vec_env(env_id, n_envs=num_envs)
 policy = "CnnPolicy" if env_id.startswith("ALE/") else WithTerm if has_term else "MlpPolicy"
+model_sizes = None
+if has_memory:
+    from sb3_contrib import RecurrentPPO as PPO
+
+    policy = "MlpLstmPolicy"
+    model_sizes = dict(lstm_hidden_size=128, net_arch=[], shared_lstm=True, enable_critic_lstm=False)
 model = PPO(
     policy, env, n_steps=rollout_steps, batch_size=minibatch, n_epochs=num_epochs, device="cpu", seed=0,
-    ent_coef=0.1 if has_term else 0.0,
+    ent_coef=0.1 if has_term else 0.0, policy_kwargs=model_sizes,
 )
 model.learn(10**9, callback=Clock())
 report()
@@ -145,10 +162,28 @@ envs = gym.vector.SyncVectorEnv([task] * num_envs, autoreset_mode=gym.vector.Aut
 inputs = int(np.prod(envs.single_observation_space.shape))
 continuous = isinstance(envs.single_action_space, gym.spaces.Box)
 outputs = envs.single_action_space.shape[0] if continuous else int(envs.single_action_space.n)
-actor, critic = stack(inputs, outputs, 0.01), stack(inputs, 1, 1.0)
+if has_memory:
+    trunk, lstm = nn.Sequential(layer(inputs, 64), nn.Tanh()), nn.LSTM(64, 128)
+    actor, critic = layer(128, outputs, 0.01), layer(128, 1, 1.0)
+    parts = [trunk, lstm, actor, critic]
+else:
+    actor, critic = stack(inputs, outputs, 0.01), stack(inputs, 1, 1.0)
+    parts = [actor, critic]
 log_std = nn.Parameter(torch.zeros(1, outputs))
-parameters = [*actor.parameters(), *critic.parameters(), *([log_std] if continuous else [])]
+parameters = [each for part in parts for each in part.parameters()] + ([log_std] if continuous else [])
 optimizer = torch.optim.Adam(parameters, lr=3e-4, eps=1e-5)
+
+
+def features(obs, state, done):
+    # of rows of all steps, for as many environments as the state has
+    if not has_memory:
+        return obs, state
+    rows, number = [], state[0].shape[1]
+    for x, ended in zip(trunk(obs).view(-1, number, 64), done.view(-1, number)):
+        kept = (1 - ended).view(1, -1, 1)
+        out, state = lstm(x.unsqueeze(0), (kept * state[0], kept * state[1]))
+        rows.append(out)
+    return torch.cat(rows).flatten(0, 1), state
 
 
 def policy(obs, action=None):
@@ -168,19 +203,23 @@ all_actions = torch.zeros((*shape, *envs.single_action_space.shape))
 log_probs, rewards, dones, values = (torch.zeros(shape) for _ in range(4))
 obs, done = torch.as_tensor(envs.reset(seed=0)[0], dtype=torch.float32), torch.zeros(num_envs)
 batch = np.arange(rollout_steps * num_envs)
+state = (torch.zeros(1, num_envs, 128), torch.zeros(1, num_envs, 128))
 while not is_over():
     times.append(time.perf_counter())
+    begun = state
     for step in range(rollout_steps):
         all_obs[step], dones[step] = obs, done
         with torch.no_grad():
-            action, log_probs[step], _, values[step], _ = policy(obs)
+            seen, state = features(obs, state, done)
+            action, log_probs[step], _, values[step], _ = policy(seen)
         all_actions[step] = action
         obs, reward, terminated, truncated, _ = envs.step(action.numpy())
         rewards[step] = torch.as_tensor(reward)
         obs = torch.as_tensor(obs, dtype=torch.float32)
         done = torch.as_tensor(terminated | truncated, dtype=torch.float32)
     with torch.no_grad():
-        next_value, advantages, last = critic(obs).flatten(), torch.zeros(shape), 0.0
+        next_value = critic(features(obs, state, done)[0]).flatten()
+        advantages, last = torch.zeros(shape), 0.0
         for step in reversed(range(rollout_steps)):
             is_last = step == rollout_steps - 1
             goes_on = 1.0 - (done if is_last else dones[step + 1])
@@ -192,10 +231,16 @@ while not is_over():
     flat_log_probs, flat_advantages = log_probs.flatten(), advantages.flatten()
     flat_values = values.flatten()
     for _ in range(num_epochs):
-        np.random.shuffle(batch)
-        for start in range(0, len(batch), minibatch):
-            rows = batch[start : start + minibatch]
-            _, new_log_prob, entropy, value, params = policy(flat_obs[rows], flat_actions[rows])
+        if has_memory:  # whole environments, each with all its steps
+            drawn = np.random.permutation(num_envs).reshape(-1, minibatch // rollout_steps)
+            groups = [np.arange(len(batch)).reshape(shape)[:, envs_of].ravel() for envs_of in drawn]
+        else:
+            np.random.shuffle(batch)
+            drawn = groups = batch.reshape(-1, minibatch)
+        for envs_of, rows in zip(drawn, groups):
+            first = tuple(each[:, envs_of] for each in begun) if has_memory else None
+            seen, _ = features(flat_obs[rows], first, dones.flatten()[rows])
+            _, new_log_prob, entropy, value, params = policy(seen, flat_actions[rows])
             ratio = (new_log_prob - flat_log_probs[rows]).exp()
             with torch.no_grad():
                 kl = ((ratio - 1) - ratio.log()).mean()
