@@ -8,7 +8,8 @@ of training after the first two iterations. Peers of torch have torch's default 
 Stable-Baselines3's AtariWrapper and VecFrameStack in float32; ours is in bfloat16, as the workload says, and float32.
 
 CleanRL is a collection of programs, which no package for today's Gymnasium holds: its row is CLEANRL below, which does
-in our words what its ppo.py, ppo_continuous_action.py and ppo_atari_lstm.py do. PureJaxRL's design is that of rejax, which pip installs.
+in our words what its ppo.py, ppo_continuous_action.py and ppo_atari_lstm.py do. PureJaxRL's design is that of rejax,
+which pip installs. In W7 sb3-contrib's LSTM has no layer in front of it, where ours and CleanRL's have one of 64 units.
 """
 
 import csv
