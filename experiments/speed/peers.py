@@ -1,7 +1,7 @@
 """Measure ddppo and its peers on the same work in the same rounds, one thing at a time, each in a process of its own.
 
 python -m experiments.speed.peers torch=<python> [jax=<python>] [workloads=W1,W2,W4,W5,W6,W7,W8] [rounds=3] [seconds=3]
-    [before=<commit>] [out=experiments/speed/peers.csv]
+    [before=<commit>] [out=experiments/speed/peers.csv, whose rows of other workloads stay]
 
 torch= names a Python with torch, sb3-contrib and what the task needs; jax= one with rejax. Steps/s are
 of training after the first two iterations. Peers of torch have torch's default threads, then one. W3 is Pong with
@@ -330,7 +330,9 @@ def one_round(name: str, options: Mapping[str, str], before: Code | None) -> dic
     clock, first = Clock(0.5, seconds), next(iter(ours(name).values()))
     row = {}
     if before is not None and name in ("W1", "W2", "W4"):
-        row["before W=1"] = measure(before, first.overrides, clock)["fps"]
+        # A number of threads of a batched task; the commit before it had none of MuJoCo and refuses the setting.
+        theirs = [each for each in first.overrides if not each.startswith("env.num_workers=")]
+        row["before W=1"] = measure(before, theirs, clock)["fps"]
     row |= {who: measure(this_code(), each.overrides, clock)["fps"] for who, each in configurations.items()}
     programs = {"sb3": SB3} if name == "W3" else {"sb3": SB3, "cleanrl": CLEANRL}
     for who, program in programs.items():
@@ -346,16 +348,23 @@ def main(arguments: list[str]) -> None:
     if not given.keys() <= OPTIONS.keys() or "torch" not in given:
         raise SystemExit(__doc__)
     options = OPTIONS | given
-    rows = []
+    out = Path(options["out"])
     with ExitStack() as stack:
         before = stack.enter_context(other_code(options["before"])) if options["before"] else None
+        commit = f"{this_code().commit or '?':.8}{' and more' if this_code().dirty else ''}"
         for name in options["workloads"].split(","):
-            rounds = []
+            rounds, rows = [], []
             for number in range(int(options["rounds"])):
                 rounds.append(one_round(name, options, before))
                 print(name, {who: round(fps) for who, fps in rounds[-1].items()}, flush=True)
                 rows += [
-                    {"workload": name, "round": number, "who": who, "steps_per_s": round(fps, 1)}
+                    {
+                        "workload": name,
+                        "round": number,
+                        "who": who,
+                        "steps_per_s": round(fps),
+                        "commit": commit,
+                    }
                     for who, fps in rounds[-1].items()
                 ]
             for who in rounds[0]:
@@ -365,11 +374,19 @@ def main(arguments: list[str]) -> None:
                     f"{name} {who:<20}{fps:10,.0f} steps/s, {statistics.median(over):6.2f} of the better SB3 "
                     f"({min(over):.2f} to {max(over):.2f})"
                 )
-    with Path(options["out"]).open("w", newline="") as file:
-        file.write(f"# commit {this_code().commit}, dirty {this_code().dirty}\n")
+            write(out, name, rows)
+
+
+def write(out: Path, name: str, rows: list[dict[str, Any]]) -> None:
+    """Put the rows of a workload into a CSV in place of those that it has, in the order of the workloads."""
+    others = []
+    if out.exists():
+        with out.open(newline="") as file:
+            others = [row for row in csv.DictReader(file) if row["workload"] != name]
+    with out.open("w", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows(sorted([*others, *rows], key=lambda row: row["workload"]))
 
 
 if __name__ == "__main__":
