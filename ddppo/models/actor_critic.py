@@ -19,10 +19,13 @@ from ddppo.errors import ConfigError
 from ddppo.models.distributions import (
     ActionDistribution,
     action_distribution,
+    begin_log_std_,
+    check_heads,
     num_action_params,
     num_noise,
+    policy_outputs,
+    policy_params,
 )
-from ddppo.models.heads import begin_log_std_, check_heads, policy_outputs, policy_params
 from ddppo.spaces import ArraySpec, EnvSpec, each, leaves
 
 # -- Observations as tensors.

@@ -2,7 +2,7 @@
 
 Sampling takes its noise as an argument. So the action of an environment depends on that environment's random stream
 alone, not on the batch in which it is computed, and results do not depend on the number of ranks. Shapes: `...` is any
-batch shape, P = num_action_params. heads.py turns the output of a policy's last layer into P numbers.
+batch shape, P = num_action_params. The last section turns the output of a policy's last layer into P numbers.
 """
 
 import math
@@ -13,13 +13,14 @@ from typing import Protocol
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import nn
 
+from ddppo.config.model_settings import LOG_STD_RANGE, LayerSettings, ModelSettings
 from ddppo.device import wide_dtype
-from ddppo.device_random import stream, uniform
+from ddppo.errors import ConfigError
 from ddppo.spaces import ActionSpec
 
 MANY_CHOICES = 4096  # more choices than this are sampled in float64
-NUM_TRIES = 32  # of Beta's draws; one needs more with a probability below 1e-15
 _NUM_NODES = 32  # of the Gauss-Hermite quadrature, for the entropy of TanhGaussian
 
 
@@ -95,8 +96,12 @@ def action_distribution(
         return Bernoulli(params)
     assert action.kind == "box", action
     if is_beta:
-        a, b = params.chunk(2, dim=-1)
-        return Beta(a, b, action)
+        from ddppo.models.beta import Beta  # few runs need it
+
+        wide = params.to(wide_dtype(params.device))
+        a, b = wide.chunk(2, dim=-1)
+        low, width = (numbers_like(numbers, wide) for numbers in bounds_of(action).tolist())
+        return Beta(a, b, low, width, params.dtype)
     # Means first, then log standard deviations.
     mean, log_std = params.chunk(2, dim=-1)
     return TanhGaussian(mean, log_std, action) if is_squashed else Gaussian(mean, log_std)
@@ -253,8 +258,8 @@ class TanhGaussian:
         return self._squashed(self.normal.mean)
 
     def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
-        half = _numbers(self._halves, actions)
-        x = _inside((actions - _numbers(self._middles, actions)) / half)
+        half = numbers_like(self._halves, actions)
+        x = _inside((actions - numbers_like(self._middles, actions)) / half)
         above, below = x.log1p(), (-x).log1p()  # atanh(x) is half their difference, log(1 - x^2) their sum
         return self.normal.log_prob((above - below) / 2) - (above + below + half.log()).sum(dim=-1)
 
@@ -262,107 +267,16 @@ class TanhGaussian:
         """Return H(N) + E log(h (1 - tanh(u)^2)), the expectation by Gauss-Hermite quadrature: no noise is drawn."""
         nodes, weights = gauss_hermite()
         mean, std = self.normal.mean.unsqueeze(-1), self.normal.log_std.exp().unsqueeze(-1)
-        u = mean + std * _numbers(nodes, mean)
+        u = mean + std * numbers_like(nodes, mean)
         slope = 2 * (math.log(2) - u - F.softplus(-2 * u, threshold=40.0))  # log(1 - tanh(u)^2)
-        expected = (slope * _numbers(weights, mean)).sum(dim=-1) + _numbers(self._halves, mean).log()
+        expected = (slope * numbers_like(weights, mean)).sum(dim=-1) + numbers_like(self._halves, mean).log()
         return self.normal.entropy() + expected.sum(dim=-1)
 
     def _squashed(self, u: torch.Tensor) -> torch.Tensor:
-        return _numbers(self._middles, u) + _numbers(self._halves, u) * _inside(u.tanh())
+        return numbers_like(self._middles, u) + numbers_like(self._halves, u) * _inside(u.tanh())
 
 
-class Beta:
-    """Independent low + width x, x ~ Beta(alpha, beta), alpha = 1 + softplus(a), beta = 1 + softplus(b).
-
-    Chou, Maturana and Scherer 2017, "Improving stochastic policy gradients in continuous control with deep
-    reinforcement learning using the Beta distribution". Parameters above 1 give one peak. On a bound, log pi may be
-    infinite: x is kept one last bit inside. The arithmetic is in float64 where the device has it: logarithms of gamma
-    functions of large parameters nearly cancel.
-    """
-
-    def __init__(self, a: torch.Tensor, b: torch.Tensor, action: ActionSpec) -> None:
-        self.dtype, wide = a.dtype, wide_dtype(a.device)
-        self.p, self.q = _softplus(a.to(wide)), _softplus(b.to(wide))  # alpha - 1 and beta - 1
-        self._lows, self._widths = bounds_of(action).tolist()
-
-    @property
-    def alpha(self) -> torch.Tensor:
-        return 1 + self.p
-
-    @property
-    def beta(self) -> torch.Tensor:
-        return 1 + self.q
-
-    def sample(self, noise: torch.Tensor) -> torch.Tensor:
-        """Return actions from any noise `[..., d]`, whose bits are the seeds of streams of uniform numbers.
-
-        A draw is the first of NUM_TRIES tries that the algorithm BB accepts (Cheng 1978, "Generating beta variates with
-        nonintegral shape parameters", doi:10.1145/359460.359482).
-        """
-        return self._action(_beta_draws(self.p.cpu(), self.q.cpu(), noise))
-
-    def sample_on_device(self, noise: torch.Tensor) -> torch.Tensor:
-        return self._action(_beta_draws(self.p, self.q, noise))
-
-    def mode(self) -> torch.Tensor:
-        tiny = torch.finfo(self.p.dtype).tiny  # both may be 0
-        return self._action((self.p + tiny) / (self.p + self.q + 2 * tiny))
-
-    def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
-        widths = _numbers(self._widths, self.p)
-        x = self._inside((actions.to(self.p.dtype) - _numbers(self._lows, self.p)) / widths)
-        terms = self.p * x.log() + self.q * (-x).log1p() - self._log_beta() - widths.log()
-        return terms.sum(dim=-1).to(self.dtype)
-
-    def entropy(self) -> torch.Tensor:
-        """Return log B(alpha, beta) - p psi(alpha) - q psi(beta) + (p + q) psi(alpha + beta), and log(width)."""
-        own = self.p * self.alpha.digamma() + self.q * self.beta.digamma()
-        of_x = self._log_beta() - own + (self.p + self.q) * (self.alpha + self.beta).digamma()
-        return (of_x + _numbers(self._widths, self.p).log()).sum(dim=-1).to(self.dtype)
-
-    def _log_beta(self) -> torch.Tensor:
-        return self.alpha.lgamma() + self.beta.lgamma() - (self.alpha + self.beta).lgamma()
-
-    def _inside(self, x: torch.Tensor) -> torch.Tensor:
-        eps = torch.finfo(self.dtype).eps
-        return x.clamp(eps, 1 - eps)
-
-    def _action(self, x: torch.Tensor) -> torch.Tensor:
-        return (_numbers(self._lows, x) + _numbers(self._widths, x) * self._inside(x)).to(self.dtype)
-
-
-def _softplus(x: torch.Tensor) -> torch.Tensor:
-    """Return log(1 + exp(x)); its gradient at 0 is 1/2. ONNX Runtime has no Softplus for float64."""
-    size = x.abs()
-    return (x + size) / 2 + (-size).exp().log1p()
-
-
-def _beta_draws(p: torch.Tensor, q: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """Return x ~ Beta(1 + p, 1 + q) `[...]` by Cheng's algorithm BB, all tries at once; see Beta.sample.
-
-    Written with p and q, which may be far below 1. The tries are the last dimension.
-    """
-    tiny = torch.finfo(p.dtype).tiny
-    small, large = torch.minimum(p, q).unsqueeze(-1), torch.maximum(p, q).unsqueeze(-1)
-    total, a, b = small + large + 2, small + 1, large + 1
-    slope = ((small + large + tiny) / (small + large + 2 * small * large + tiny)).sqrt()
-    # Two uniform numbers for each try.
-    keys = (noise.to(torch.float32).contiguous().view(torch.int32).to(torch.int64) & 0xFFFFFFFF)[
-        ..., None, None
-    ]
-    places = torch.arange(2 * NUM_TRIES, device=p.device).view(NUM_TRIES, 2)
-    drawn = uniform(stream(keys, places), p.dtype)
-    u, other = drawn.clamp(2.0**-54, 1 - torch.finfo(p.dtype).eps / 2).unbind(-1)
-    v = slope * (u.log() - (-u).log1p())
-    w = a * v.exp()
-    margin = (a + 1 / slope) * v - math.log(4) + total * (total / (b + w)).log()
-    accepted = margin >= 2 * u.log() + other.log()
-    accepted[..., -1] = True
-    odds = (w / b).gather(-1, accepted.to(torch.int8).argmax(dim=-1, keepdim=True)).squeeze(-1)
-    return torch.where(q < p, 1 / (1 + odds), odds / (1 + odds))
-
-
-def _numbers(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
+def numbers_like(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
     """Return `values` `[n]` as a tensor of the type and device of `like`."""
     # Traced for compilation or export: new_tensor's constants would be lost.
     if type(like) is not torch.Tensor:
@@ -401,3 +315,79 @@ def gauss_hermite() -> tuple[list[float], list[float]]:
     """Return nodes and weights: E f(z), z ~ N(0, 1), is the weighted sum of f(nodes)."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(_NUM_NODES)
     return nodes.tolist(), (weights / math.sqrt(2 * math.pi)).tolist()
+
+
+# -- From the output of a policy's last layer to action parameters.
+#
+# For a box, model.distribution chooses between Gaussian and Beta distributions. Of a Gaussian, model.log_std decides
+# whether the log standard deviation is a parameter or an output of the layer, and model.squash whether tanh maps
+# actions into the bounds.
+
+
+def check_heads(action: ActionSpec, config: ModelSettings, *, brings_own_policy: bool = False) -> None:
+    """Raise ConfigError if a setting of the distribution has no effect on these actions or this model."""
+    if not isinstance(config, LayerSettings):  # other settings have no such keys
+        return
+    asked = {
+        "distribution": (config.distribution, "gaussian"),
+        "squash": (config.squash, "none"),
+        "log_std": (config.log_std, "parameter"),
+    }
+    # A setting without effect is an error.
+    for name, (value, default) in asked.items():
+        if value != default and action.kind != "box":
+            raise ConfigError(
+                f"model.{name}={value} has no effect on actions that are {action.kind}, which have no standard "
+                f"deviation: leave it out, or act in a Box"
+            )
+    bounded_by = [
+        f"model.{name}={value}" for name, (value, default) in list(asked.items())[:2] if value != default
+    ]
+    if not bounded_by:
+        return
+    if brings_own_policy:
+        raise ConfigError(
+            f"{bounded_by[0]} has no effect with model.name={config.name}, which brings a distribution of its own: "
+            "leave it out"
+        )
+    if not action.low:
+        raise ConfigError(
+            f"{bounded_by[0]} needs actions with a finite low < high in every dimension, and this task's Box lacks "
+            "them: leave it out, or give the task bounds by gymnasium.wrappers.RescaleAction or a Box of its own"
+        )
+
+
+def policy_outputs(action: ActionSpec, config: LayerSettings) -> int:
+    """Return the number of outputs of the policy's last layer: all P, or only the means of a Gaussian."""
+    num_params = num_action_params(action)
+    puts_out_all = action.kind != "box" or config.distribution == "beta" or config.log_std == "state"
+    return num_params if puts_out_all else num_params // 2
+
+
+def begin_log_std_(policy_head: nn.Linear, action: ActionSpec, config: LayerSettings) -> nn.Parameter | None:
+    """Initialise the log standard deviation with model.log_std_init.
+
+    Returns the parameter `[d]` that holds it. If the policy's head outputs it, sets the head's biases and returns None;
+    likewise None if actions are no box, or not Gaussian.
+    """
+    if action.kind != "box" or config.distribution != "gaussian":
+        return None
+    if config.log_std == "parameter":
+        return nn.Parameter(torch.full((action.sizes[0],), config.log_std_init))
+    nn.init.constant_(policy_head.bias[action.sizes[0] :], config.log_std_init)
+    return None
+
+
+def policy_params(out: torch.Tensor, log_std: nn.Parameter | None, *, is_gaussian: bool) -> torch.Tensor:
+    """Return action parameters `[..., P]` from the output of the policy's last layer.
+
+    A log standard deviation that depends on the observation is clamped to LOG_STD_RANGE (Haarnoja et al. 2018,
+    arXiv:1801.01290, and their code).
+    """
+    if not is_gaussian:
+        return out
+    if log_std is not None:
+        return torch.cat([out, log_std.expand_as(out)], dim=-1)
+    # model.log_std=state: the second half of the outputs.
+    mean, of_state = out.chunk(2, dim=-1)
+    return torch.cat([mean, of_state.clamp(*LOG_STD_RANGE)], dim=-1)

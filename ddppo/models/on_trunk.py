@@ -16,7 +16,7 @@ from ddppo.config.model_settings import CnnSettings, DictSettings, LayerSettings
 from ddppo.errors import ConfigError
 from ddppo.models.actor_critic import ActorCritic, Flat, Obs, Trunk, hidden_layers, linear
 from ddppo.models.cnn import Convolutions, image_of, layers_for, only_image
-from ddppo.models.heads import begin_log_std_, policy_outputs, policy_params
+from ddppo.models.distributions import begin_log_std_, policy_outputs, policy_params
 from ddppo.models.resnet import Deep, Residual
 from ddppo.spaces import ArraySpec, EnvSpec, each, leaves
 

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from ddppo.config.model_settings import LayerSettings
 from ddppo.models.actor_critic import ActorCritic, Obs, linear
-from ddppo.models.heads import begin_log_std_, policy_outputs, policy_params
+from ddppo.models.distributions import begin_log_std_, policy_outputs, policy_params
 from ddppo.models.on_trunk import make_trunk
 from ddppo.native import library
 from ddppo.spaces import EnvSpec, each, leaves

@@ -1,4 +1,4 @@
-// Beta distributions of a box's actions (Beta in ddppo/models/distributions.py): log-probabilities, entropies, their
+// Beta distributions of a box's actions (ddppo/models/beta.py): log-probabilities, entropies, their
 // slopes, and draws.
 //
 // All of it is computed in double, also for float networks, because the logarithms of gamma functions of large
@@ -158,7 +158,7 @@ struct Beta {
   // Draw x by Cheng's algorithm BB (1978, "Generating beta variates with nonintegral shape parameters", doi:
   // 10.1145/359460.359482) from the stream of random numbers with key `key`, one for each lane. A try is accepted with a
   // probability above .68, so the last of kTries is needed once in 10^15 draws.
-  static constexpr int kTries = 32;  // NUM_TRIES in ddppo/models/distributions.py
+  static constexpr int kTries = 32;  // NUM_TRIES in ddppo/models/beta.py
 
   Doubles draw(Words key) const {
     const Doubles one = Simd<double>::all(1.0), tiny = Simd<double>::all(2.2250738585072014e-308);

@@ -14,10 +14,10 @@ from torch import nn
 
 from ddppo.envs.encoding.gym_spaces import MASK, path_name, space_leaves, without_mask
 from ddppo.loop.evaluation import Policy
+from ddppo.models.beta import Beta
 from ddppo.models.distributions import (
     ActionDistribution,
     Bernoulli,
-    Beta,
     Categorical,
     Gaussian,
     MultiCategorical,
