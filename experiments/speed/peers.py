@@ -2,6 +2,7 @@
 
 python -m experiments.speed.peers torch=<python> [jax=<python>] [workloads=W1,W2,W4,W5,W6,W7,W8] [rounds=3] [seconds=3]
     [before=<commit>] [out=experiments/speed/peers.csv, whose rows of other workloads stay]
+python -m experiments.speed.peers table=true     # medians of the CSV, and how many times the better sb3's they are
 
 torch= names a Python with torch, sb3-contrib and what the task needs; jax= one with rejax. Steps/s are
 of training after the first two iterations. Peers of torch have torch's default threads, then one. W3 is Pong with
@@ -345,10 +346,12 @@ def one_round(name: str, options: Mapping[str, str], before: Code | None) -> dic
 
 def main(arguments: list[str]) -> None:
     given = dict(argument.partition("=")[::2] for argument in arguments)
+    options, out = OPTIONS | given, Path(given.get("out", OPTIONS["out"]))
+    if given.keys() <= {"table", "out"} and "table" in given:
+        print(table(out))
+        return
     if not given.keys() <= OPTIONS.keys() or "torch" not in given:
         raise SystemExit(__doc__)
-    options = OPTIONS | given
-    out = Path(options["out"])
     with ExitStack() as stack:
         before = stack.enter_context(other_code(options["before"])) if options["before"] else None
         commit = f"{this_code().commit or '?':.8}{' and more' if this_code().dirty else ''}"
@@ -375,6 +378,27 @@ def main(arguments: list[str]) -> None:
                     f"({min(over):.2f} to {max(over):.2f})"
                 )
             write(out, name, rows)
+
+
+def table(out: Path) -> str:
+    """Return the medians of a CSV, a row for each of us and the peers; behind them, how many times the better SB3's."""
+    with out.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    names = sorted({row["workload"] for row in rows})
+    of = {(row["workload"], row["who"], row["round"]): float(row["steps_per_s"]) for row in rows}
+    lines = [f"| | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    for who in dict.fromkeys(row["who"] for row in rows):
+        cells = []
+        for name in names:
+            rounds = [number for (each, other, number) in of if (each, other) == (name, who)]
+            over = [
+                of[name, who, number] / max(of[name, "sb3", number], of[name, "sb3 one thread", number])
+                for number in rounds
+            ]
+            speed = statistics.median(of[name, who, number] for number in rounds) if rounds else 0.0
+            cells.append(f"{speed:,.0f}: {statistics.median(over):.2g}" if rounds else "")
+        lines.append(f"| {who} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def write(out: Path, name: str, rows: list[dict[str, Any]]) -> None:
