@@ -66,10 +66,12 @@ def command(*, may_be_rank: bool = False) -> CommandResult:
     started, are ranks of one run: not those of a program that calls this function.
     """
     _prepare_process()
-    # 1. Without Hydra: this process's place, help, and most mistakes.
     try:
+        # 1. Without Hydra: this process's place, help, and most mistakes.
         if (result := _answered_at_once(may_be_rank=may_be_rank)) is not None:
             return result
+        # 2. With Hydra.
+        return _composed_and_trained()
     except KeyboardInterrupt as e:
         exit_code = e.exit_code if isinstance(e, Stopped) else 128 + signal.SIGINT
         return CommandResult(exit_code, _interrupted(e), None, e)
@@ -77,8 +79,6 @@ def command(*, may_be_rank: bool = False) -> CommandResult:
         if (error := _foreseen(e)) is None:
             raise
         return CommandResult(error.exit_code, f"error: {error}", None, error)
-    # 2. With Hydra.
-    return _composed_and_trained()
 
 
 def _answered_at_once(*, may_be_rank: bool) -> CommandResult | None:

@@ -57,6 +57,15 @@ def trained(monkeypatch, capsys, tmp_path):
     return call_door
 
 
+@pytest.fixture(autouse=True)
+def start_method():
+    """Begin without a start method of multiprocessing, which anything before in this process may have chosen."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method(None, force=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)
+
+
 @pytest.fixture(scope="module")
 def polite(tmp_path_factory):
     """Return the run of the polite task at W = 1 or 2, which is the same with all backends."""
