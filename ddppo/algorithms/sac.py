@@ -127,7 +127,7 @@ class Sac(Algorithm):
             )
         if model.distribution != "gaussian":
             raise ConfigError(
-                f"model.distribution={model.distribution} with algorithm={settings.name}, whose policy is a Gaussian "
+                f"model.distribution={model.distribution} with algorithm={settings.name}, which has a Gaussian policy "
                 "squashed by tanh: leave it out"
             )
         return SacNetworks(spec, model)

@@ -91,7 +91,7 @@ def refuse_plain_mistakes(arguments: Sequence[str]) -> None:
         return
     root = config_class()
     types = setting_types(root)
-    # Sections whose keys are the same with every preset, and everything that a first word may name.
+    # Sections that have the same keys with every preset, and all names with which a setting may begin.
     fixed = {
         item.name for item in fields(root) if getattr(item.default_factory, "__module__", "") == _OWN_MODULE
     }

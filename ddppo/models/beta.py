@@ -37,7 +37,7 @@ class Beta:
         return 1 + self.q
 
     def sample(self, noise: torch.Tensor) -> torch.Tensor:
-        """Return actions from any noise `[..., d]`, whose bits are the seeds of streams of uniform numbers.
+        """Return actions from noise `[..., d]`: the bits of each number seed a stream of uniform numbers.
 
         A draw is the first of NUM_TRIES tries that the algorithm BB accepts (Cheng 1978, "Generating beta variates with
         nonintegral shape parameters", doi:10.1145/359460.359482).

@@ -11,7 +11,7 @@ LINES = {
     "model.distribution=beta": "model.distribution=beta has no effect on actions that are discrete",
     "env=pendulum model.distribution=beta model.squash=tanh": "model.squash=tanh has no effect with model.distribution",
     "env=pendulum model.distribution=beta model.log_std_init=-1": "it is of Gaussian actions: leave one of the two out",
-    "env=pendulum algorithm=sac model.distribution=beta": "whose policy is a Gaussian squashed by tanh",
+    "env=pendulum algorithm=sac model.distribution=beta": "which has a Gaussian policy squashed by tanh",
     "env=circuit model.squash=tanh": "no setting model.squash with model.name=pairs: it is of model=mlp",
     "ppo.losses={still:terms}": "needs the import path of a function and its coefficient, as ppo.losses={still: {term:",
     "ppo.losses={still:{term:terms,coef:1}}": "must be an import path like my_pkg.losses:still",

@@ -13,6 +13,13 @@ from ddppo.errors import ConfigError
 from ddppo.launch.arguments import composed
 from tests.support import CHECKOUT, TINY
 
+BRIEF = (
+    "env=cartpole",
+    "env.num_envs=2",
+    "ppo.rollout_steps=8",
+    "ppo.num_minibatches=2",
+    "ppo.total_steps=32",
+)
 # Packages that take long to import, and that no answer about the command line needs.
 LARGE = {"torch", "numpy", "gymnasium", "tensorboard", "rich", "google"}
 
@@ -57,14 +64,7 @@ def test_a_mistake_that_is_found_without_hydra_is_reported_as_hydra_finds_it(mis
 
 
 def test_a_run_on_one_rank_imports_no_compiler_and_nothing_for_outputs_that_it_lacks(tmp_path):
-    tiny = [
-        "env=cartpole",
-        "env.num_envs=2",
-        "ppo.rollout_steps=8",
-        "ppo.num_minibatches=2",
-        "ppo.total_steps=32",
-    ]
-    modules, said = imported_by(*tiny, *TINY, f"hydra.run.dir={tmp_path / 'run'}")
+    modules, said = imported_by(*BRIEF, *TINY, f"hydra.run.dir={tmp_path / 'run'}")
     assert (tmp_path / "run" / "summary.json").is_file(), said
     assert {"torch", "gymnasium", "ddppo.loop.rank"} <= modules
     packages = {".".join(name.split(".")[:2]) for name in modules} | {
@@ -88,15 +88,8 @@ def wrapped(env): return Task(env)
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_the_garbage_collector_is_on_where_a_users_code_runs(world_size, tmp_path):
     (tmp_path / "own_collecting.py").write_text(COLLECTING)
-    tiny = [
-        "env=cartpole",
-        "env.num_envs=2",
-        "ppo.rollout_steps=8",
-        "ppo.num_minibatches=2",
-        "ppo.total_steps=32",
-    ]
     own = ["env.wrappers=[own_collecting:wrapped]", f"dist.world_size={world_size}"]
-    command = [sys.executable, "-m", "ddppo.train", *tiny, *TINY, *own, f"hydra.run.dir={tmp_path / 'run'}"]
+    command = [sys.executable, "-m", "ddppo.train", *BRIEF, *TINY, *own, f"hydra.run.dir={tmp_path / 'run'}"]
     environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(CHECKOUT)])}
     ended = subprocess.run(command, cwd=CHECKOUT, env=environ, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
