@@ -25,17 +25,23 @@ class Learning {
 
   Learning(const Rules& rules, double prior, LearnSettings settings, int32_t room)
       : rules_(&rules), prior_(prior), settings_(settings), table_(kClasses + rules.size()), mean_(table_.size()),
-        square_(table_.size()), gradient_(table_.size()), born_(room, kOld), together_(room) {}
+        square_(table_.size()), gradient_(table_.size()), at_random_(rules.size()), born_(room, kOld), together_(room) {
+    for (int32_t r = 0; r < rules.size(); r++) at_random_[r] = std::exp(-prior * rules.growth(r));
+  }
 
   // Forget what was learned.
   void begin_anew() {
+    known_.clear();
     for (auto* each : {&table_, &mean_, &square_}) std::fill(each->begin(), each->end(), 0.0);
     num_updates_ = 0;
     steps_.clear(), samples_.clear(), returns_.clear();
   }
 
   // w of each class, then of each rule.
-  std::vector<double>* table() { return &table_; }
+  std::vector<double>* table() {
+    known_.clear();
+    return &table_;
+  }
 
   void begin(const Live&) {
     if (settings_.turns) take_turns();
@@ -131,14 +137,19 @@ class Learning {
 
   void weigh(Entry& entry) const {
     if (is_at_random_) {
-      entry.weight = std::exp(-prior_ * rules_->growth(entry.rule));
+      entry.weight = at_random_[entry.rule];
       return;
     }
     const auto [class_of, rule] = features(entry);
-    const double sum = table_[class_of] + table_[rule], limit = settings_.limit;
-    entry.weight = std::exp(
-        limit * std::tanh(sum / limit) + settings_.shipped[class_of] + (entry.undoes ? settings_.undo : 0.0) -
-        prior_ * rules_->growth(entry.rule));
+    if (known_.empty()) known_.assign(2 * kClasses * size_t(rules_->size()), -1.0);
+    double& weight = known_[(size_t(entry.rule) * kClasses + size_t(class_of)) * 2 + entry.undoes];
+    if (weight < 0) {
+      const double sum = table_[class_of] + table_[rule], limit = settings_.limit;
+      weight = std::exp(
+          limit * std::tanh(sum / limit) + settings_.shipped[class_of] + (entry.undoes ? settings_.undo : 0.0) -
+          prior_ * rules_->growth(entry.rule));
+    }
+    entry.weight = weight;
   }
 
   // Share the episodes between learned weights and random choices in proportion to the improvements a step that each led
@@ -182,6 +193,7 @@ class Learning {
       for (size_t k = 0; k < samples; k++)
         for (const int32_t place : samples_[t * samples + k]) gradient_[place] -= advantage / double(samples);
     }
+    known_.clear();
     num_updates_++;
     const double of_mean = 1 / (1 - std::pow(0.9, num_updates_)), of_square = 1 / (1 - std::pow(0.99, num_updates_));
     for (size_t i = 0; i < table_.size(); i++) {
@@ -198,6 +210,8 @@ class Learning {
   double prior_;
   LearnSettings settings_;
   std::vector<double> table_, mean_, square_, gradient_;
+  mutable std::vector<double> known_;  // weights by rule, class and `undoes`, -1 where not computed since the last update
+  std::vector<double> at_random_;  // weights by rule of episodes at random
   int64_t num_updates_ = 0;
   bool is_at_random_ = false;  // this episode
   // Learned and at random: improvements, and steps; and the share of random episodes that is due.
