@@ -82,8 +82,9 @@ class FastWalk:
             env: keyword arguments of CircuitEnv, with one circuit and a cost that `why_not` accepts.
             seed: of all that is drawn, below 2^63.
             prior: a rule that adds n gates has probability ~ e^(-prior n).
-            patience: begin anew, with the original alone and nothing learned, where nothing better was found for 5,000
-                steps and so many times the steps that led to the attempt's last improvement; 0: never.
+            patience: begin anew, with the original alone and nothing learned, where nothing better was found for so
+                many times the steps that led to the attempt's last improvement, and for 5,000 steps in the first
+                attempt, twice as many in the second, and so on; 0: never.
             learning: how it learns; None for a walk at random.
         """
         episode = settings.of(settings.EpisodeSettings, "episode", env.get("episode"))

@@ -142,10 +142,11 @@ class Walk : public AnyWalk {
   }
 
   // Return whether nothing better was found for `patience` times the steps that led to the last improvement of this
-  // attempt.
+  // attempt, and for 5,000 steps in the first attempt, twice as many in the second, and so on.
   bool is_stuck() const {
     const double led = double(found_at_ - began_at_), since = double(num_steps_ - found_at_);
-    return settings_.patience > 0 && since > std::max(kLeastPatience, settings_.patience * led);
+    const double least = std::ldexp(kLeastPatience, int(std::min<int64_t>(num_restarts_, 40)));
+    return settings_.patience > 0 && since > std::max(least, settings_.patience * led);
   }
 
   // Drop all starts but the original. The best circuit stays.
