@@ -3,6 +3,9 @@
 import os
 import pwd
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -10,6 +13,7 @@ import pytest
 
 from tests.slurm.jobs import Jobs
 from tests.slurm.local_cluster import PACKAGES, LocalCluster, missing_programs
+from tests.support import CHECKOUT, wait_until
 
 
 @pytest.fixture(scope="session")
@@ -36,3 +40,26 @@ def jobs(cluster, monkeypatch, tmp_path):
     submitter = Jobs(tmp_path, cluster)
     yield submitter
     submitter.cancel_all()
+
+
+@pytest.fixture(scope="session")
+def server_of_ranks():
+    """The socket of a process that forks ranks (forked/sitecustomize.py)."""
+    path = Path(tempfile.mkdtemp(prefix="ddranks")) / "socket"
+    program = [sys.executable, "-m", "tests.slurm.forked.sitecustomize", str(path)]
+    # Read by torch when it is imported, as in tests/support.py.
+    environ = os.environ | {"GOMP_SPINCOUNT": "1000", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    server = subprocess.Popen(program, cwd=CHECKOUT, env=environ)
+    wait_until(lambda: path.exists() or server.poll() is not None, "server of ranks")
+    yield path
+    server.send_signal(signal.SIGTERM)
+    assert server.wait() == -signal.SIGTERM
+    shutil.rmtree(path.parent)
+
+
+@pytest.fixture
+def forked_ranks(server_of_ranks, monkeypatch):
+    """Ranks of jobs that are submitted meanwhile are forked: for tests of what is said of runs, not of how they end."""
+    folder = str(CHECKOUT / "tests" / "slurm" / "forked")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH")))))
+    monkeypatch.setenv("DDPPO_TEST_RANKS", str(server_of_ranks))

@@ -9,7 +9,7 @@ from tests.support import CHECKOUT, run
 
 
 @pytest.mark.slow
-def test_probes_of_several_w_are_jobs_whose_runs_are_read_and_nothing_is_left(jobs, tmp_path):
+def test_probes_of_several_w_are_jobs_whose_runs_are_read_and_nothing_is_left(jobs, forked_ranks, tmp_path):
     before = set(CHECKOUT.iterdir())
     more = ("dist.world_size=1,2,4", "seed=0", "predict=16", "env.kwargs.step_time_s=0.001")
     done = run([sys.executable, "-m", "ddppo.advise", *SMALL, *LAUNCHER, *more], tmp_path)

@@ -62,7 +62,7 @@ def test_without_a_cluster_nothing_is_written(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_sweep_of_1_to_32_ranks_passes_on_4_nodes_and_is_not_run_twice(folder):
+def test_a_sweep_of_1_to_32_ranks_passes_on_4_nodes_and_is_not_run_twice(folder, forked_ranks):
     arguments = ("dist.world_size=1,8,32", "hydra.launcher.one_at_a_time=true")
     done = sweep(folder, *arguments)
     assert done.code == 0, done.stdout + done.stderr
@@ -80,7 +80,7 @@ def test_a_sweep_of_1_to_32_ranks_passes_on_4_nodes_and_is_not_run_twice(folder)
 
 
 @pytest.mark.slow
-def test_a_learner_with_cpus_of_its_own_makes_each_run_a_heterogeneous_job(folder):
+def test_a_learner_with_cpus_of_its_own_makes_each_run_a_heterogeneous_job(folder, forked_ranks):
     done = sweep(folder, "distributed=env_workers", "seed=0,1", "hydra.launcher.learner_cpus=2")
     assert done.code == 0, done.stdout + done.stderr
     assert "2 runs, 2 completed" in done.stdout
@@ -89,7 +89,7 @@ def test_a_learner_with_cpus_of_its_own_makes_each_run_a_heterogeneous_job(folde
 
 
 @pytest.mark.slow
-def test_equal_jobs_are_one_array_and_a_failed_one_does_not_lose_the_others(folder):
+def test_equal_jobs_are_one_array_and_a_failed_one_does_not_lose_the_others(folder, forked_ranks):
     model = "model.name=mlp,tests.fault.saboteurs:NaNModel"
     done = sweep(folder, "dist.world_size=2", "seed=0,1", model, FAULTY_RANK="1", FAULT_AFTER="0")
     assert done.code == 1
@@ -110,7 +110,7 @@ def test_equal_jobs_are_one_array_and_a_failed_one_does_not_lose_the_others(fold
 
 
 @pytest.mark.slow
-def test_a_run_that_cannot_be_is_not_submitted_and_the_others_are_once_each(folder):
+def test_a_run_that_cannot_be_is_not_submitted_and_the_others_are_once_each(folder, forked_ranks):
     done = sweep(folder, "dist.world_size=33,1", "seed=0,0")
     assert done.code == 1
     assert "dist.world_size=33 does not divide the batch env.num_envs=32" in done.stderr
@@ -119,7 +119,9 @@ def test_a_run_that_cannot_be_is_not_submitted_and_the_others_are_once_each(fold
 
 
 @pytest.mark.slow
-def test_ranks_that_do_not_fill_their_nodes_train_all_the_same_submitted_from_inside_a_job(folder):
+def test_ranks_that_do_not_fill_their_nodes_train_all_the_same_submitted_from_inside_a_job(
+    folder, forked_ranks
+):
     outer = {
         "SLURM_ARRAY_JOB_ID": "7",
         "SLURM_ARRAY_TASK_ID": "0",
