@@ -47,7 +47,7 @@ def spread(settings, **dist):
 
 
 @pytest.mark.slow
-def test_a_heterogeneous_job_gives_the_learner_a_node_of_its_own(jobs):
+def test_a_heterogeneous_job_gives_the_learner_a_node_of_its_own(jobs, forked_ranks):
     job = jobs.submit(spread(config(3, 5)), learner_and_others(4))
     job.wait_for_state("COMPLETED")
     assert job.summary["status"] == "completed"
@@ -67,7 +67,7 @@ def test_a_rank_killed_in_a_heterogeneous_job_is_named_and_ends_all(jobs):
     assert not job.ranks()
 
 
-def test_a_rank_that_raises_makes_the_job_failed_and_is_named(jobs):
+def test_a_rank_that_raises_makes_the_job_failed_and_is_named(jobs, forked_ranks):
     broken = replace(config(10**6, 2), env=EnvConfig(id="tests.fault.saboteurs:Raises-v0", backend="sync"))
     job = jobs.submit(broken, RankLayout(2, 2, 1, cpus_per_rank=1, interface="lo"))
     job.wait_for_state("FAILED")
@@ -76,7 +76,7 @@ def test_a_rank_that_raises_makes_the_job_failed_and_is_named(jobs):
 
 
 @pytest.mark.slow
-def test_a_job_whose_final_evaluation_fails_has_done_its_work_and_says_so(jobs):
+def test_a_job_whose_final_evaluation_fails_has_done_its_work_and_says_so(jobs, forked_ranks):
     kwargs = {"fault": "raise", "step": 5, "seed": derived_seed(0, "eval", 1)}
     env = EnvConfig(id="tests.fault.wrong_env:Wrong-v0", num_envs=4, backend="sync", kwargs=kwargs)
     settings = replace(config(3, 2), env=env, eval=EvalConfig(final_episodes=2))
@@ -130,7 +130,7 @@ def test_scancel_ends_the_ranks_and_the_hold_on_the_folder(jobs):
 
 
 @pytest.mark.slow
-def test_a_driver_knows_whether_its_job_still_runs(jobs, monkeypatch):
+def test_a_driver_knows_whether_its_job_still_runs(jobs, forked_ranks, monkeypatch):
     job = jobs.submit(
         config(10**6, 2, step_time_s=0.001), RankLayout(2, 2, 1, cpus_per_rank=1, interface="lo")
     )
@@ -141,7 +141,7 @@ def test_a_driver_knows_whether_its_job_still_runs(jobs, monkeypatch):
     assert not driver.still_runs()
 
 
-def test_a_run_that_is_complete_is_not_run_again(jobs):
+def test_a_run_that_is_complete_is_not_run_again(jobs, forked_ranks):
     layout = RankLayout(1, 1, 1, cpus_per_rank=1)
     first = jobs.submit(config(2, 1), layout)
     first.wait_for_state("COMPLETED")

@@ -46,7 +46,7 @@ def test_a_job_told_to_stop_saves_queues_again_and_goes_on(jobs):
     assert_every_iteration_once(job)
 
 
-def test_so_does_a_heterogeneous_job_all_of_whose_ranks_stop_at_one_step(jobs):
+def test_so_does_a_heterogeneous_job_all_of_whose_ranks_stop_at_one_step(jobs, forked_ranks):
     run = slow(world_size=3)
     run = replace(run, dist=replace(run.dist, topology="env_workers"))
     learner = RankLayout(1, 1, 1, cpus_per_rank=2)
@@ -60,7 +60,7 @@ def test_so_does_a_heterogeneous_job_all_of_whose_ranks_stop_at_one_step(jobs):
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["first", "last"])
-def test_an_element_of_an_array_is_told_to_stop_alone(jobs, which):
+def test_an_element_of_an_array_is_told_to_stop_alone(jobs, forked_ranks, which):
     elements = jobs.submit_array([slow(), slow()], TWO_NODES)
     told, other = elements[which], elements[1 - which]
     for job in elements:
@@ -110,7 +110,7 @@ def test_a_job_whose_nodes_are_wanted_gives_them_up_and_goes_on_later(jobs, noti
     assert_every_iteration_once(job)
 
 
-def test_a_job_whose_time_is_over_goes_on_in_another(jobs):
+def test_a_job_whose_time_is_over_goes_on_in_another(jobs, forked_ranks):
     # SLURM looks every 30 s, and gives notice if the time would be over before it looks again: after 15 to 45 s.
     job = jobs.submit(slow(10**6), TWO_NODES, time=1, signal_s=15)
     job.wait_for_iteration(1)
