@@ -99,7 +99,7 @@ def test_a_resumed_run_of_pairs_equals_one_without_interruption(tmp_path):
 
 @pytest.mark.slow
 def test_with_ordered_sums_they_are_the_same_bits(tmp_path):
-    assert_same_bits(ordered_runs(tmp_path, *SMALL, "eval.final_episodes=0", world_sizes="1,2,4,8"))
+    assert_same_bits(ordered_runs(tmp_path, *SMALL, "eval.final_episodes=0", world_sizes="1,8"))
 
 
 def told_of_task(run_dir):
