@@ -200,7 +200,12 @@ def test_a_task_whose_state_cannot_be_had_says_so_and_is_resumed_with_new_episod
 
 @pytest.mark.slow
 def test_an_ordered_run_of_4_ranks_then_2_then_8_ends_as_that_of_one(tmp_path):
-    how = ["env=pendulum", *EVERYTHING, "env.num_envs=8", "ppo.total_steps=1152", "dist.reduction=ordered"]
+    """In C++, with all that is decided over all ranks: the end of epochs, moments of minibatches of unequal sizes."""
+    how = [
+        "env=pendulum", *EVERYTHING, "env.num_envs=8", "ppo.total_steps=1152", "dist.reduction=ordered", "compile=auto",
+        "ppo.target_kl=0.01", "ppo.clip_value_coef=0.2", "ppo.entropy_coef=0.01", "ppo.num_minibatches=7",
+        "ppo.normalize_advantages=minibatch", "eval.every_steps=384", "eval.episodes=3",
+    ]  # fmt: skip
     trained(tmp_path / "alone", *how, "checkpoint.every_steps=192")
     again = tmp_path / "again"
     trained(again, *how, "checkpoint.every_steps=192", "dist.world_size=4")

@@ -76,11 +76,10 @@ def assert_same_bits(folders):
 @pytest.mark.parametrize(
     ("arguments", "world_sizes"),
     [
-        (["env=cartpole", "compile=on"], "1,2,4"),
         (["env=pendulum", "compile=off", *EVERYTHING, "ppo.num_epochs=2", "model.shared_trunk=true"], "1,4"),
         (["env=cartpole", "model=lstm", "model.memory_size=16", "ppo.num_minibatches=3"], "1,4"),
     ],
-    ids=["cartpole", "pendulum-eager", "lstm"],
+    ids=["pendulum-eager", "lstm"],
 )
 def test_parameters_metrics_and_evaluations_are_the_same_bits(arguments, world_sizes, tmp_path):
     assert_same_bits(runs(tmp_path, *arguments, world_sizes=world_sizes))
@@ -105,7 +104,7 @@ def test_by_default_they_are_too(tmp_path):
     [
         (["env=cartpole"], "1,2,4,8"),
         (["env=cartpole", "compile=off", "dist.collective=gloo"], "1,8"),
-        (["env=cartpole", "ppo.learning_rates={value_head:1e-3}", "compile=on"], "1,4"),
+        (["env=cartpole", "ppo.learning_rates={value_head:1e-3}", "compile=on"], "1,2"),
         (["env=pendulum", *EVERYTHING], "1,8"),
         (PONG, "1,4"),
         (ROUNDED, "1,4"),
@@ -131,18 +130,12 @@ def test_they_are_at_up_to_8_ranks(arguments, world_sizes, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("flags", "needs"),
-    [
-        ("-march=haswell -mtune=znver3", "fma"),
-        ("-march=skylake-avx512", "avx512f"),
-    ],
-)
-def test_they_are_whatever_processor_the_library_is_compiled_for(flags, needs, tmp_path, monkeypatch):
+def test_they_are_where_the_library_is_compiled_for_another_processor(tmp_path, monkeypatch):
+    """That builds for others compute the same bits, whatever the shape, is tests/unit/test_bits.py's."""
     cpuinfo = Path("/proc/cpuinfo")
-    if shutil.which("g++") is None or not cpuinfo.is_file() or f" {needs} " not in cpuinfo.read_text():
-        pytest.skip(f"needs g++ and an x86-64 processor with {needs}")
-    monkeypatch.setenv("CXX", f"g++ {flags}")
+    if shutil.which("g++") is None or not cpuinfo.is_file() or " fma " not in cpuinfo.read_text():
+        pytest.skip("needs g++ and an x86-64 processor with fma")
+    monkeypatch.setenv("CXX", "g++ -march=haswell -mtune=znver3")
     folders = runs(tmp_path, "env=cartpole", "compile=on", world_sizes="1,4")
     assert_same_bits(folders)
     assert learned(folders[1])[-1] == "native"
@@ -167,19 +160,3 @@ def test_summed_fast_the_same_runs_agree_but_not_to_the_bit(tmp_path):
     )
     differences = [(one["model"][name] - four["model"][name]).abs().max().item() for name in one["model"]]
     assert 0 < max(differences) < 1e-3
-
-
-@pytest.mark.slow
-def test_a_run_that_goes_on_with_other_numbers_of_ranks_ends_with_the_bits_of_one_that_does_not(tmp_path):
-    ordered = [*TINY, *SIZES, "env=pendulum", "dist.reduction=ordered", *EVERYTHING]
-    staged, whole = tmp_path / "staged", tmp_path / "whole"
-    done = [door(*ordered, "ppo.total_steps=1536", "dist.world_size=1", run_dir=whole)]
-    for stage, world_size in enumerate((4, 2, 8)):
-        sizes = [f"dist.world_size={world_size}", f"ppo.total_steps={(stage + 1) * 512}"]
-        if stage == 0:
-            done.append(door(*ordered, *sizes, run_dir=staged))
-        else:
-            command = [sys.executable, "-m", "ddppo.train", f"resume={staged}", *sizes]
-            done.append(run(command, staged))
-    assert not any(each.code for each in done), [each.stderr for each in done]
-    assert summary(staged)["params_hash"] == summary(whole)["params_hash"]
