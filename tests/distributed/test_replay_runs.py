@@ -130,13 +130,13 @@ def test_a_run_resumed_by_other_ranks_goes_on_as_it_would_have(tmp_path, whole, 
 @pytest.mark.parametrize("topology", ["2 ranks", "sync_actors"])
 def test_a_run_that_is_killed_with_9_ends_as_the_undisturbed_one(tmp_path, topology):
     """Parameters, Adam, target, counters, replay and what epsilon follows from: the same bits."""
-    more = [*TOPOLOGIES[topology], "algorithm.total_steps=5760", "checkpoint.keep=2"]
+    more = [*TOPOLOGIES[topology], "algorithm.total_steps=2880", "checkpoint.keep=2"]
     trained(tmp_path / "whole", "dqn", *more)
     command = [
         sys.executable, "-m", "ddppo.train", *TINY, *ALGORITHMS["dqn"], *SIZES, *more, "resume=auto",
         f"hydra.run.dir={tmp_path / 'again'}",
     ]  # fmt: skip
-    for num_iterations in (20, 70):
+    for num_iterations in (15, 40):
         with started(command) as process:
             wait_until(
                 lambda process=process, n=num_iterations: (
