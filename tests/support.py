@@ -98,6 +98,8 @@ class Fork(subprocess.Popen):
 def process_of(command: list[str], Popen=subprocess.Popen, **more) -> subprocess.Popen:
     """Return what subprocess.Popen does, a fork where that may be; tests may put this in its place."""
     forks = command[:2] == [sys.executable, "-m"] and command[2].startswith(FORKED)
+    if forks and "env=cloud" in command:
+        have_read_tasks_of_the_cloud()
     return (Fork if forks and not isinstance(command, Program) else Popen)(command, **more)
 
 
@@ -109,6 +111,12 @@ def warm_server() -> ForkServer:
         server = ForkServer.started()
     server.have_imported((*IMPORTED, "tests.composed_before"))
     return server
+
+
+@functools.cache
+def have_read_tasks_of_the_cloud() -> None:
+    """Have the server read the tasks of env=cloud, which takes each process of a run a second."""
+    warm_server().have_imported(("tests.domains.cloud.read_before",))
 
 
 @contextmanager

@@ -5,7 +5,6 @@ import re
 
 import numpy as np
 import pytest
-from scipy.stats import trim_mean
 
 from ddppo.errors import ConfigError, RunFolderError
 from ddppo.records.event_file import EventFile
@@ -41,6 +40,10 @@ def events(folder, tag, points, table=""):
 
 
 def test_the_line_is_the_iqm_over_seeds_and_the_band_its_bootstrap(tmp_path):
+    from scipy.stats import (
+        trim_mean,
+    )  # 1.6 s, which each process of the tests would take to collect this file
+
     runs(tmp_path, 0.9, seeds=8)
     runs(tmp_path, 0.99, seeds=2)
     found = grouped(PlotOptions(str(tmp_path), group="ppo.gamma", statistic="iqm"), {})
