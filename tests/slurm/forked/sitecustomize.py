@@ -4,7 +4,7 @@ A job whose PYTHONPATH begins with this folder has Python import this file at it
 srun started then goes no further: it asks the server at the socket DDPPO_TEST_RANKS to fork the rank, with its own
 files, environment and folder, passes signals on, and ends as the rank ends. A rank ends with it, even after kill -9.
 
-The server: python tests/slurm/forked/sitecustomize.py <socket>, from the checkout.
+The server: python -m tests.slurm.forked.sitecustomize <socket>.
 """
 
 import os
@@ -42,7 +42,9 @@ def serve_ranks(path: Path) -> NoReturn:
     import ddppo.launch.mpi
     import ddppo.loop.rank  # noqa: F401
     from ddppo.processes.fork_server import serve
+    from ddppo.processes.signals import die_with_parent
 
+    die_with_parent()
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(f"{path}.new")
     listening.listen(64)
