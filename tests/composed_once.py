@@ -15,11 +15,18 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository
 from hydra.core.config_store import ConfigStore
 
+from ddppo.config import compose
+from ddppo.config.presets import schemas
+from ddppo.config.settings import SECTIONS, config_class
+from ddppo.config.variants import SECTIONS_WITH_VARIANTS
+
 _store = ConfigStore.store
+_store_schemas = compose._store_schemas
 _defaults_of = config_loader_impl.create_defaults_list
 _composed_from = ConfigLoaderImpl._compose_config_from_defaults_list
 _loaded_from = CachingConfigRepository.load_config
 
+_stored: list[tuple] = []  # the classes whose schemas ConfigStore holds
 _schemas: dict[tuple, object] = {}  # what ConfigStore holds under a name, and of which class that is
 _defaults: dict[tuple, tuple[list, dict]] = {}
 _composed: dict[tuple, bytes] = {}
@@ -33,6 +40,15 @@ def store_once(self, name, node, group=None, package=None, provider=None):
         return
     _store(self, name, node, group, package, provider)
     _schemas[of_whom] = node
+
+
+def store_schemas_once(store):
+    """Make the schemas of a command unless those of the last are of the same classes: a third of a command's work."""
+    variants = [(section, each.base) for section, each in SECTIONS_WITH_VARIANTS.items()]
+    classes = (id(store.repo), config_class(), *variants, *SECTIONS.items(), *schemas().items())
+    if classes not in _stored:
+        _store_schemas(store)
+        _stored[:] = [classes]
 
 
 def _where(repo):
@@ -84,6 +100,7 @@ def load_once(self, config_path):
     return _loaded_from(self, config_path)
 
 
+compose._store_schemas = store_schemas_once
 ConfigStore.store = store_once
 CachingConfigRepository.__init__ = share_sources
 CachingConfigRepository.load_config = load_once

@@ -73,7 +73,21 @@ def register() -> None:
     store = ConfigStore.instance()
     # Hide schemas from completion and messages. Hydra finds entries by name, not by this list.
     setattr(store, "list", partial(_shown_options, store))  # noqa: B010 (mypy lets no method be assigned)
-    # Schemas. A section with variants accepts any key until its variant is known.
+    _store_schemas(store)
+    if ConfigLoaderImpl._apply_overrides_to_config is _apply:
+        setattr(ConfigLoaderImpl, "_apply_overrides_to_config", staticmethod(_apply_with_variants))  # noqa: B010
+    if Hydra.get_mode is _get_mode:
+        setattr(Hydra, "get_mode", _mode_by_composing_once)  # noqa: B010
+    # Resolvers, for ${name:...} in presets. The stamp is drawn once: one command means one folder, wherever it is read,
+    # also in a launcher's processes.
+    OmegaConf.register_new_resolver("folder_name", folder_name, replace=True)
+    OmegaConf.register_new_resolver("task_folder", task_folder, replace=True)
+    OmegaConf.register_new_resolver("product", lambda a, b: int(a) * int(b), replace=True)
+    OmegaConf.register_new_resolver("stamp", partial(stamp, now=time.localtime(), key=_key()), replace=True)
+
+
+def _store_schemas(store: ConfigStore) -> None:
+    # A section with variants accepts any key until its variant is known.
     root = OmegaConf.structured(config_class())
     for section, variants in SECTIONS_WITH_VARIANTS.items():
         root[section] = _open(variants.base)
@@ -81,19 +95,9 @@ def register() -> None:
     for group, kind in SECTIONS.items():
         has_variants = any(kind is variants.base for variants in SECTIONS_WITH_VARIANTS.values())
         store.store(group=group, name="schema", node=_open(kind) if has_variants else kind)
-    if ConfigLoaderImpl._apply_overrides_to_config is _apply:
-        setattr(ConfigLoaderImpl, "_apply_overrides_to_config", staticmethod(_apply_with_variants))  # noqa: B010
-    if Hydra.get_mode is _get_mode:
-        setattr(Hydra, "get_mode", _mode_by_composing_once)  # noqa: B010
     for name, node in schemas().items():
         group, _, schema = name.rpartition("/")
         store.store(group=group, name=schema, node=node)
-    # Resolvers, for ${name:...} in presets. The stamp is drawn once: one command means one folder, wherever it is read,
-    # also in a launcher's processes.
-    OmegaConf.register_new_resolver("folder_name", folder_name, replace=True)
-    OmegaConf.register_new_resolver("task_folder", task_folder, replace=True)
-    OmegaConf.register_new_resolver("product", lambda a, b: int(a) * int(b), replace=True)
-    OmegaConf.register_new_resolver("stamp", partial(stamp, now=time.localtime(), key=_key()), replace=True)
 
 
 def _plugin_folders() -> list[str]:

@@ -9,6 +9,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository
 from omegaconf import OmegaConf
 
+from ddppo.config import compose as own
 from ddppo.config.compose import register
 from ddppo.config.presets import conf_dir
 from tests import composed_once
@@ -38,7 +39,9 @@ def test_what_is_composed_again_is_what_hydra_composes(overrides):
             ConfigLoaderImpl, "_compose_config_from_defaults_list", composed_once._composed_from
         ),
         mock.patch.object(CachingConfigRepository, "load_config", composed_once._loaded_from),
+        mock.patch.object(own, "_store_schemas", composed_once._store_schemas),
     ):
+        register()
         assert first == again == composed(*overrides)
 
 
