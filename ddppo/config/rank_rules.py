@@ -185,8 +185,9 @@ def why_fast(config: Config) -> str | None:
             return f"{name}.name={sampler}"
     if config.compile not in ("auto", "on"):
         return f"compile={config.compile}"
-    if model.name != "mlp":
-        return f"model.name={model.name} is computed in PyTorch"
+    if model.name != "mlp":  # C++ may have the layers of a user's own, which settings do not tell
+        verb = "may be" if ":" in model.name else "is"
+        return f"model.name={model.name} {verb} computed in PyTorch"
     if model.memory != "none":
         return f"model.memory={model.memory} is computed in PyTorch"
     if max(map(math.prod, itertools.pairwise(model.hidden_sizes)), default=0) > MOST_WEIGHTS:

@@ -134,7 +134,6 @@ def _cpp_step(context: RankContext, progress: TrainState) -> tuple[bool, CppStep
     if is_active := _is_active(context):
         why_not = why_not_cpp(config, model, learner.parameters.device, context.topology.sync.name)
     if is_active and why_not is None:
-        assert isinstance(model, MLP)
         network = CppNetwork(model, context.spec, learner.parameters)
         shape = learner.shape
         num_shards = shape.local_num_shards if shape.num_shards else 0
@@ -163,8 +162,10 @@ def _fault_of(step: CppStep, context: RankContext) -> str | None:
     if not agrees(step, spec, model, context.config.ppo):
         return "its gradient is not autograd's on this machine"
     p, generator = next(model.parameters()), torch.Generator().manual_seed(0)
-    obs = flat_obs(random_obs(spec, _TRIAL_ROWS, p.dtype, generator), spec, p.dtype)
-    if not rows_are_independent(step.network, obs):
+    obs = random_obs(spec, _TRIAL_ROWS, p.dtype, generator)
+    if not all(step.network.computes(obs, method) for method in ("forward", "action_params", "value")):
+        return "its outputs are not the model's on this machine"
+    if not rows_are_independent(step.network, flat_obs(obs, spec, p.dtype)):
         return (
             "its result for an observation depends on the batch on this machine, so results would depend on W"
         )

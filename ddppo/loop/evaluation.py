@@ -42,7 +42,7 @@ from ddppo.errors import (
     own_traceback,
 )
 from ddppo.files import move_aside, stored
-from ddppo.models.actor_critic import MLP, ActorCritic, flat_obs, raw_dtype
+from ddppo.models.actor_critic import ActorCritic, flat_obs, raw_dtype
 from ddppo.models.distributions import ActionDistribution
 from ddppo.plugins import added, imported
 from ddppo.ppo.cpp.network import CppNetwork, why_not_cpp
@@ -193,7 +193,7 @@ def load_policy(config: Config, state: dict[str, Any]) -> Policy:
         normalizer.load(state["obs_moments"])
     network = None
     learns_by_ppo = algorithm_class(config).learner_class is not None
-    if learns_by_ppo and type(model) is MLP and why_not_cpp(config, model, device, "flat") is None:
+    if learns_by_ppo and why_not_cpp(config, model, device, "flat") is None:
         network = CppNetwork(model, spec, FlatParameters(model).vector)
         network.refresh()
     return Policy(model, normalizer, spec, network)

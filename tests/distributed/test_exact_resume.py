@@ -31,6 +31,7 @@ RUNS = {
     "CartPole in C++": ["env=cartpole", "compile=auto"],
     "CartPole": ["env=cartpole"],
     "CartPole, 2 ranks": ["env=cartpole", "compile=auto", "dist.world_size=2"],
+    "a network of one's own in C++": ["env=cartpole", "compile=auto", "model.name=ddppo.study.bench.own:Plain"],
     "Pendulum": ["env=pendulum", *EVERYTHING],
     "Pendulum, 2 ranks": ["env=pendulum", *EVERYTHING, "dist.world_size=2"],
     "MountainCar with evaluations": ["env=gym", "env.id=MountainCar-v0", "eval.every_steps=96", "eval.episodes=1"],
@@ -60,7 +61,7 @@ RUNS = {
     "observers": ["env=pendulum", *EVERYTHING, "distributed=central_inference", "env.num_workers=2"],
     "device": ["env=pendulum", *EVERYTHING, "distributed=device", "compile=auto"],
 }  # fmt: skip
-QUICK = ("Pendulum, 2 ranks", "one by one", "env_workers")
+QUICK = ("a network of one's own in C++", "Pendulum, 2 ranks", "one by one", "env_workers")
 
 
 def trained(run_dir, *arguments):

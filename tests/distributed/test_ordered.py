@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ddppo import native
 from tests.support import TINY, door, lines, run, summary
 
 ITERATIONS = 4
@@ -83,6 +84,16 @@ def assert_same_bits(folders):
 )
 def test_parameters_metrics_and_evaluations_are_the_same_bits(arguments, world_sizes, tmp_path):
     assert_same_bits(runs(tmp_path, *arguments, world_sizes=world_sizes))
+
+
+def test_they_are_with_a_network_of_ones_own_which_cpp_computes(tmp_path):
+    how = [*TINY, *SIZES, "dist.reduction=ordered", "env=cartpole", "model.name=ddppo.study.bench.own:Plain"]
+    for world_size in (1, 2):
+        result = door(*how, f"dist.world_size={world_size}", run_dir=tmp_path / str(world_size))
+        assert result.code == 0, result.stderr
+    assert_same_bits({world_size: tmp_path / str(world_size) for world_size in (1, 2)})
+    in_cpp = native.why_not() is None
+    assert summary(tmp_path / "2")["derived"]["step"] == ("native" if in_cpp else "eager")
 
 
 def test_by_default_they_are_too(tmp_path):

@@ -245,7 +245,7 @@ def test_a_minibatch_without_samples_here_or_on_any_rank_takes_the_step_it_shoul
     ("config", "why"),
     [
         (settings_of("model", hidden_sizes=[1024, 1024]), "more than 524,288 weights"),
-        (settings_of("model", name="tests.unit.test_compiled_step:Own"), "Own"),
+        (settings_of("model", name="tests.unit.test_compiled_step:Own"), "frozen.weight does not learn"),
     ],
 )
 def test_what_it_cannot_compute_is_named(config, why):

@@ -7,7 +7,7 @@
 
 namespace ddppo {
 
-enum Activation { kTanh, kRelu, kElu, kLeakyRelu, kSilu, kGelu };
+enum Activation { kTanh, kRelu, kElu, kLeakyRelu, kSilu, kGelu, kIdentity };
 
 inline bool keeps_derivative(Activation kind) { return kind == kSilu || kind == kGelu; }
 
@@ -106,6 +106,7 @@ inline typename Simd<Real>::V activate(Activation kind, typename Simd<Real>::V x
     case kTanh: return tanh_of(x);
     case kRelu: return x < zero ? zero : x;
     case kLeakyRelu: return x < zero ? x * Real(0.01) : x;
+    case kIdentity: return x;
     case kElu: return each<Real>(x, [](Real v) { return v > 0 ? v : std::expm1(v); });
     case kSilu:
     case kGelu: break;
@@ -130,6 +131,7 @@ inline typename Simd<Real>::V derivative(Activation kind, typename Simd<Real>::V
     case kRelu: return y > zero ? one : zero;
     case kLeakyRelu: return y > zero ? one : Simd<Real>::all(Real(0.01));
     case kElu: return y > zero ? one : y + one;
+    case kIdentity: return one;
     case kSilu:
     case kGelu: break;
   }

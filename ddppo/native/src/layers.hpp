@@ -67,10 +67,10 @@ template <class Real>
 class Linear {
  public:
   // weight_at and bias_at: positions of the weight [outputs, inputs] and the bias [outputs] in the flat vector of
-  // parameters, and in a gradient.
+  // parameters, and in a gradient. bias_at is -1 for a layer without a bias.
   Linear(const Real* parameters, long weight_at, long bias_at, long inputs, long outputs)
       : in(inputs), out(outputs), in_width(padded<Real>(inputs)), out_width(padded<Real>(outputs)),
-        weight_(parameters + weight_at), bias_source_(parameters + bias_at), weight_at_(weight_at), bias_at_(bias_at),
+        weight_(parameters + weight_at), bias_source_(bias_at < 0 ? nullptr : parameters + bias_at), weight_at_(weight_at), bias_at_(bias_at),
         // The gradient of weights is summed as [in, out] if that pads less than [out, in]; and if nothing is padded,
         // directly in the flat gradient.
         transposed_(in * out_width < out * in_width), in_place_(!transposed_ && in == in_width), bias_(out_width),
@@ -88,7 +88,7 @@ class Linear {
   // Copy the weights into panels, the layout that products read (matrix.hpp): `forward_` for x W^T, `backward_` for dz
   // W.
   void refresh() {
-    std::copy_n(bias_source_, out, bias_.get());
+    if (bias_source_) std::copy_n(bias_source_, out, bias_.get());
     for (long o = 0; o < out; o++) {
       Real* column = forward_.get() + (o / kPanel<Real>) * in * kPanel<Real> + o % kPanel<Real>;
       const Real* row = weight_ + o * in;
@@ -131,7 +131,7 @@ class Linear {
 
   // Copy the sums of a shard to its flat gradient.
   void write_gradient(long shard, Real* gradient) {
-    std::copy_n(bias_sum(shard), out, gradient + bias_at_);
+    if (bias_source_) std::copy_n(bias_sum(shard), out, gradient + bias_at_);
     if (in_place_) return;
     const Real* sums = weight_sum(shard, gradient);
     for (long o = 0; o < out; o++)

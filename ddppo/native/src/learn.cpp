@@ -267,17 +267,15 @@ using namespace ddppo;
 extern "C" {
 
 // Make a network that reads `parameters` and writes `gradient`, two flat vectors [num_parameters] that outlive it.
-// description: is_double, activation, shared_trunk, layer_norm, kind of action, puts_out_log_std, obs_size, num_hidden,
-// hidden..., num_sizes, sizes..., num_offsets, offsets..., num_parameters, num_nodes.
+// description: is_double, kind of action, puts_out_log_std, obs_size, then for the shared layers, those of the policy and
+// those of the values their number and of each (width, activation, has_norm); num_sizes, sizes..., num_offsets,
+// offsets..., num_parameters, num_nodes.
 // bounds: shifts, scales [dimensions], nodes, weights [num_nodes] of Actions in losses.hpp, or null.
 void* network_create(const int64_t* description, void* parameters, void* gradient, const double* bounds) {
   const int64_t* at = description;
   const bool is_double = *at++;
   Shape shape;
   Actions actions;
-  shape.activation = static_cast<Activation>(*at++);
-  shape.shared_trunk = *at++;
-  shape.layer_norm = *at++;
   actions.kind = static_cast<ActionKind>(*at++);
   shape.puts_out_log_std = *at++;
   shape.has_log_std = actions.kind == kBox && !shape.puts_out_log_std;
@@ -287,7 +285,8 @@ void* network_create(const int64_t* description, void* parameters, void* gradien
     values.assign(at, at + n);
     at += n;
   };
-  list(shape.hidden);
+  for (auto& trunk : shape.trunks)
+    for (int64_t n = *at++; n > 0; n--, at += 3) trunk.push_back({at[0], static_cast<Activation>(at[1]), at[2] != 0});
   list(actions.sizes);
   const bool sums = actions.kind == kDiscrete || actions.kind == kMultiDiscrete;
   actions.num_params = 0;

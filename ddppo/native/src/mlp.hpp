@@ -1,5 +1,9 @@
-// The MLP of ddppo/models/actor_critic.py, forward and backward: separate or shared hidden layers, and two linear
-// heads.
+// A multi-layer perceptron with two linear heads, forward and backward: the MLP of ddppo/models/actor_critic.py, or a
+// network of a user's own that has such layers (ddppo/ppo/cpp/layers.py). Hidden layers are shared by policy and values,
+// or belong to one of them:
+//
+//   observation -> shared layers -> layers of the policy -> policy's head
+//                               \-> layers of the values -> value's head
 //
 // Rows (samples) are computed in blocks of kBlockRows, which stay in the cache from the observation to the gradient.
 // Weights [out, in] are read from torch's flat vector of parameters, and packed for the products by `refresh`, which
@@ -27,81 +31,104 @@ constexpr long kBlockRows = 96;
 // Hidden layers ----------------------------------------------------------------------------------------------------
 
 template <class Real>
-struct Trunk {
-  std::vector<Linear<Real>> layers;
-  std::vector<LayerNorm<Real>> norms;  // one behind each layer, or none at all
-  std::vector<Buffer<Real>> xhats, inverses;  // of the same rows as `outputs`: what norms keep for their gradient
-  std::vector<Buffer<Real>> outputs;  // activations: of the current block, or of all rows that are kept
-  std::vector<Buffer<Real>> derivatives;  // f'(x) of the same rows, for activations that keep it
-  std::vector<Buffer<Real>> slopes;   // gradients before the activation, of the current block
-  long at = 0;                        // first row of the current block in `outputs`
+struct Trunk {  // hidden layers in a row, perhaps none
+  struct Hidden {
+    Linear<Real> linear;
+    std::unique_ptr<LayerNorm<Real>> norm;  // behind the product, or null
+    Activation kind;
+    Buffer<Real> xhat, inverses;  // of the same rows as `output`: what the norm keeps for its gradient
+    Buffer<Real> output;          // activations: of the current block, or of all rows that are kept
+    Buffer<Real> derivative;      // f'(x) of the same rows, for activations that keep it
+    Buffer<Real> slope;           // the gradient before the activation, of the current block
+  };
+  std::vector<Hidden> layers;
+  long at = 0;  // first row of the current block in what is kept
 
-  void allocate(Activation kind, long rows) {
-    outputs.clear();
-    derivatives.clear();
-    xhats.clear();
-    inverses.clear();
-    for (const auto& layer : layers) {
-      outputs.emplace_back(rows * layer.out_width);
-      if (!norms.empty()) xhats.emplace_back(rows * layer.out_width), inverses.emplace_back(rows);
-      if (keeps_derivative(kind)) derivatives.emplace_back(rows * layer.out_width);
+  bool empty() const { return layers.empty(); }
+  Hidden& last() { return layers.back(); }
+
+  void allocate(long rows) {
+    for (Hidden& layer : layers) {
+      const long size = rows * layer.linear.out_width;
+      layer.output = Buffer<Real>(size);
+      if (layer.norm) layer.xhat = Buffer<Real>(size), layer.inverses = Buffer<Real>(rows);
+      if (keeps_derivative(layer.kind)) layer.derivative = Buffer<Real>(size);
+      if (!layer.slope.size()) layer.slope = Buffer<Real>(kBlockRows * layer.linear.out_width);
     }
-    while (slopes.size() < layers.size()) slopes.emplace_back(kBlockRows * layers[slopes.size()].out_width);
   }
 
-  Real* output(std::size_t l) const { return outputs[l].get() + at * layers[l].out_width; }
-  Real* derivative_of(std::size_t l) const {
-    return derivatives.empty() ? nullptr : derivatives[l].get() + at * layers[l].out_width;
+  // Rows of the current block.
+  Real* output(const Hidden& layer) const { return layer.output.get() + at * layer.linear.out_width; }
+  Real* xhat(const Hidden& layer) const { return layer.xhat.get() + at * layer.linear.out_width; }
+  Real* inverses(const Hidden& layer) const { return layer.inverses.get() + at; }
+  Real* derivative(const Hidden& layer) const {
+    return keeps_derivative(layer.kind) ? layer.derivative.get() + at * layer.linear.out_width : nullptr;
   }
+  // The outputs of the last layer, or x without layers.
+  const Real* output(const Real* x) const { return empty() ? x : output(layers.back()); }
 
-  Real* xhat(std::size_t l) const { return xhats[l].get() + at * layers[l].out_width; }
-  Real* inverses_of(std::size_t l) const { return inverses[l].get() + at; }
-
-  const Real* forward(Activation kind, const Real* x, long rows) {
-    for (std::size_t l = 0; l < layers.size(); l++) {
-      const long width = layers[l].out_width;
-      if (norms.empty()) {
-        layers[l].forward(x, rows, Activated<Real>{kind, layers[l].bias(), output(l), derivative_of(l), width});
+  const Real* forward(const Real* x, long rows) {
+    for (const Hidden& layer : layers) {
+      const Linear<Real>& linear = layer.linear;
+      const long width = linear.out_width;
+      if (!layer.norm) {
+        linear.forward(x, rows, Activated<Real>{layer.kind, linear.bias(), output(layer), derivative(layer), width});
       } else {
-        layers[l].forward(x, rows, Affine<Real>{layers[l].bias(), xhat(l), width});
-        norms[l].forward(kind, rows, xhat(l), inverses_of(l), output(l), derivative_of(l));
+        linear.forward(x, rows, Affine<Real>{linear.bias(), xhat(layer), width});
+        layer.norm->forward(layer.kind, rows, xhat(layer), inverses(layer), output(layer), derivative(layer));
       }
-      x = output(l);
+      x = output(layer);
     }
     return x;
   }
 
-  // Backward from the last layer, with its gradient in slopes.back(), to the first.
-  void backward(
-      Activation kind, const Real* x, long rows, const std::vector<Piece>& pieces, const Gradients<Real>& to) {
+  // Go backward through a layer above, from the gradient `dz` by its outputs into the slopes of the last layer here;
+  // `adds`: to those that another layer above has left there.
+  void descend(const Linear<Real>& above, const Real* dz, long rows, bool adds) {
+    descend_to(layers.back(), above, dz, rows, adds);
+  }
+
+  // Backward from the last layer, with its gradient in `slope`, to the first. x: inputs of the first.
+  void backward(const Real* x, long rows, const std::vector<Piece>& pieces, const Gradients<Real>& to) {
     for (std::size_t l = layers.size(); l-- > 0;) {
-      Real* dz = slopes[l].get();
-      if (!norms.empty()) {
+      Hidden& layer = layers[l];
+      Real* dz = layer.slope.get();
+      if (layer.norm) {
+        const long width = layer.linear.out_width;
         for (const auto& [shard, first, num] : pieces)
-          norms[l].accumulate(
-              xhat(l) + first * layers[l].out_width, dz + first * layers[l].out_width, num, shard);
-        norms[l].backward(xhat(l), inverses_of(l), rows, dz);
+          layer.norm->accumulate(xhat(layer) + first * width, dz + first * width, num, shard);
+        layer.norm->backward(xhat(layer), inverses(layer), rows, dz);
       }
-      accumulate_pieces<Real>(layers[l], l ? output(l - 1) : x, dz, pieces, to);
-      if (l)
-        layers[l].backward(
-            dz, rows,
-            Descended<Real>{
-                kind, output(l - 1), derivative_of(l - 1), slopes[l - 1].get(), layers[l - 1].out_width, false});
+      accumulate_pieces<Real>(layer.linear, l ? output(layers[l - 1]) : x, dz, pieces, to);
+      if (l) descend_to(layers[l - 1], layer.linear, dz, rows, false);
     }
+  }
+
+ private:
+  void descend_to(Hidden& layer, const Linear<Real>& above, const Real* dz, long rows, bool adds) {
+    above.backward(
+        dz, rows,
+        Descended<Real>{
+            layer.kind, output(layer), derivative(layer), layer.slope.get(), layer.linear.out_width, adds});
   }
 };
 
 // The network ------------------------------------------------------------------------------------------------------
 
-struct Shape {
+struct HiddenShape {
+  long width;
   Activation activation;
-  bool shared_trunk, layer_norm;
+  bool has_norm;
+};
+
+enum { kShared, kPolicy, kValue, kNumTrunks };
+
+struct Shape {
+  std::vector<HiddenShape> trunks[kNumTrunks];
   // Of a box: log standard deviations are parameters beside the network, or the second half of the policy head's
   // outputs, limited to kLogStdLow and kLogStdHigh.
   bool has_log_std, puts_out_log_std;
   long obs_size, num_outputs;  // of the policy head
-  std::vector<long> hidden;
 };
 
 constexpr double kLogStdLow = -20, kLogStdHigh = 2;  // LOG_STD_RANGE of ddppo/config/model_settings.py
@@ -116,30 +143,31 @@ inline V<Real> limited(V<Real> log_std) {
 template <class Real>
 class Network {
  public:
-  // offsets: positions in the flat vector of weight and bias, for every layer of the policy's trunk, of the value's
-  // trunk unless it is shared, of the policy's head and of the value's head. With layer_norm, gain and shift follow
-  // those of each layer of a trunk. With has_log_std, log_std comes last.
+  // offsets: positions in the flat vector of weight and bias (-1 for none), for every hidden layer of the three trunks,
+  // of the policy's head and of the value's head. Gain and shift of a layer with a norm follow its own. With
+  // has_log_std, log_std comes last.
   Network(const Shape& shape, const std::vector<long>& offsets, const Real* parameters)
       : shape(shape), x_(kBlockRows * padded<Real>(shape.obs_size)) {
     std::size_t at = 0;
     auto linear = [&](long in, long out) {
-      Linear<Real> layer(parameters, offsets[at], offsets[at + 1], in, out);
       at += 2;
-      return layer;
+      return Linear<Real>(parameters, offsets[at - 2], offsets[at - 1], in, out);
     };
-    for (int t = 0; t < num_trunks(); t++) {
-      long in = shape.obs_size;
-      for (long out : shape.hidden) {
-        trunks_[t].layers.push_back(linear(in, out));
-        if (shape.layer_norm) {
-          trunks_[t].norms.emplace_back(parameters, offsets[at], offsets[at + 1], out);
+    long widths[kNumTrunks];  // of the outputs
+    for (int t = 0; t < kNumTrunks; t++) {
+      long& in = widths[t] = t == kShared ? shape.obs_size : widths[kShared];
+      for (const auto& [out, activation, has_norm] : shape.trunks[t]) {
+        trunks_[t].layers.push_back({linear(in, out), nullptr, activation, {}, {}, {}, {}, {}});
+        if (has_norm) {
+          trunks_[t].last().norm =
+              std::make_unique<LayerNorm<Real>>(parameters, offsets[at], offsets[at + 1], out);
           at += 2;
         }
         in = out;
       }
     }
-    policy_head_ = std::make_unique<Linear<Real>>(linear(shape.hidden.back(), shape.num_outputs));
-    value_head_ = std::make_unique<Linear<Real>>(linear(shape.hidden.back(), 1));
+    policy_head_ = std::make_unique<Linear<Real>>(linear(widths[kPolicy], shape.num_outputs));
+    value_head_ = std::make_unique<Linear<Real>>(linear(widths[kValue], 1));
     if (shape.has_log_std) log_std_ = parameters + (log_std_at_ = offsets[at]);
     allocate_outputs(kBlockRows);
     dparams_ = Buffer<Real>(kBlockRows * policy_head_->out_width);
@@ -167,6 +195,7 @@ class Network {
     for (long r0 = 0; r0 < n; r0 += kBlockRows) {
       const long rows = std::min(kBlockRows, n - r0);
       load(obs + r0 * shape.obs_size, nullptr, 0, rows);
+      forward_shared(rows);
       forward_policy(rows);
       copy_params(rows, params + r0 * num_params());
     }
@@ -178,7 +207,8 @@ class Network {
     for (long r0 = 0; r0 < n; r0 += kBlockRows) {
       const long rows = std::min(kBlockRows, n - r0);
       load(obs + r0 * shape.obs_size, nullptr, 0, rows);
-      head(*value_head_, trunks_[num_trunks() - 1].forward(shape.activation, x_.get(), rows), rows, this->values());
+      forward_shared(rows);
+      forward_value(rows);
       copy_values(rows, values + r0);
     }
   }
@@ -241,23 +271,22 @@ class Network {
   long values_width() const { return value_head_->out_width; }
 
  private:
-  int num_trunks() const { return shape.shared_trunk ? 1 : 2; }
-
   template <class F>
   void for_each_layer(F&& f) {
-    for (int t = 0; t < num_trunks(); t++) {
-      for (auto& layer : trunks_[t].layers) f(layer);
-      for (auto& norm : trunks_[t].norms) f(norm);
-    }
+    for (Trunk<Real>& trunk : trunks_)
+      for (auto& layer : trunk.layers) {
+        f(layer.linear);
+        if (layer.norm) f(*layer.norm);
+      }
     f(*policy_head_);
     f(*value_head_);
   }
 
   // Forward of a block of rows, whose observations are loaded.
   void forward(long rows) {
-    const Real* hidden = forward_policy(rows);
-    const Real* value_hidden = shape.shared_trunk ? hidden : trunks_[1].forward(shape.activation, x_.get(), rows);
-    head(*value_head_, value_hidden, rows, values());
+    forward_shared(rows);
+    forward_policy(rows);
+    forward_value(rows);
   }
 
   // Loss and backward of a block of rows, which begins at row `begin` of the minibatch.
@@ -269,9 +298,24 @@ class Network {
           dparams_.get() + first * params_width(), dvalues_.get() + first * values_width(),
           shape.has_log_std ? to.of(shard) + log_std_at_ : nullptr);
     if (shape.puts_out_log_std) limit_slopes(rows);
-    descend(*policy_head_, trunks_[0], dparams_.get(), rows, false, pieces, to);
-    descend(*value_head_, trunks_[num_trunks() - 1], dvalues_.get(), rows, shape.shared_trunk, pieces, to);
-    for (int t = 0; t < num_trunks(); t++) trunks_[t].backward(shape.activation, x_.get(), rows, pieces, to);
+    // Backward: heads, the layers of each, and the shared ones, into which both lead.
+    const Real* shared = trunks_[kShared].output(x_.get());
+    bool is_begun = false;  // whether the shared layers have slopes
+    auto to_shared = [&](const Linear<Real>& above, const Real* dz) {
+      if (trunks_[kShared].empty()) return;
+      trunks_[kShared].descend(above, dz, rows, is_begun);
+      is_begun = true;
+    };
+    auto branch = [&](Linear<Real>& head, Trunk<Real>& trunk, const Real* dz) {
+      accumulate_pieces<Real>(head, trunk.output(shared), dz, pieces, to);
+      if (trunk.empty()) return to_shared(head, dz);
+      trunk.descend(head, dz, rows, false);
+      trunk.backward(shared, rows, pieces, to);
+      to_shared(trunk.layers.front().linear, trunk.layers.front().slope.get());
+    };
+    branch(*policy_head_, trunks_[kPolicy], dparams_.get());
+    branch(*value_head_, trunks_[kValue], dvalues_.get());
+    trunks_[kShared].backward(x_.get(), rows, pieces, to);
   }
 
   // Copy a block of observations into x_, padded to whole vectors.
@@ -281,26 +325,25 @@ class Network {
       std::copy_n(obs + (order ? order[first + r] : r + first) * size, size, x_.get() + r * width);
   }
 
-  void head(const Linear<Real>& layer, const Real* hidden, long rows, Real* out) {
-    layer.forward(hidden, rows, Affine<Real>{layer.bias(), out, layer.out_width});
-  }
+  void forward_shared(long rows) { trunks_[kShared].forward(x_.get(), rows); }
+  void forward_policy(long rows) { forward(trunks_[kPolicy], *policy_head_, rows, params()); }
+  void forward_value(long rows) { forward(trunks_[kValue], *value_head_, rows, values()); }
 
-  const Real* forward_policy(long rows) {
-    const Real* hidden = trunks_[0].forward(shape.activation, x_.get(), rows);
-    head(*policy_head_, hidden, rows, params());
-    return hidden;
+  void forward(Trunk<Real>& trunk, const Linear<Real>& head, long rows, Real* out) {
+    const Real* hidden = trunk.forward(trunks_[kShared].output(x_.get()), rows);
+    head.forward(hidden, rows, Affine<Real>{head.bias(), out, head.out_width});
   }
 
   // Outputs of the current block, which begins at row `at` of those that are kept.
-  Real* params() const { return params_.get() + trunks_[0].at * params_width(); }
-  Real* values() const { return values_.get() + trunks_[0].at * values_width(); }
+  Real* params() const { return params_.get() + trunks_[kPolicy].at * params_width(); }
+  Real* values() const { return values_.get() + trunks_[kPolicy].at * values_width(); }
 
   void move_to(long at) {
     for (Trunk<Real>& trunk : trunks_) trunk.at = at;
   }
 
   void allocate_outputs(long rows) {
-    for (int t = 0; t < num_trunks(); t++) trunks_[t].allocate(shape.activation, rows);
+    for (Trunk<Real>& trunk : trunks_) trunk.allocate(rows);
     params_ = Buffer<Real>(rows * params_width());
     values_ = Buffer<Real>(rows * values_width());
   }
@@ -328,21 +371,9 @@ class Network {
       }
   }
 
-  // Backward through a head: into the gradient before the trunk's last activation.
-  void descend(
-      Linear<Real>& layer, Trunk<Real>& trunk, const Real* dz, long rows, bool adds, const std::vector<Piece>& pieces,
-      const Gradients<Real>& to) {
-    const Real* hidden = trunk.output(trunk.layers.size() - 1);
-    accumulate_pieces<Real>(layer, hidden, dz, pieces, to);
-    const Real* derivative = trunk.derivative_of(trunk.layers.size() - 1);
-    layer.backward(
-        dz, rows,
-        Descended<Real>{shape.activation, hidden, derivative, trunk.slopes.back().get(), layer.in_width, adds});
-  }
-
   const Real* log_std_ = nullptr;
   long log_std_at_ = 0, kept_rows_ = kBlockRows;
-  Trunk<Real> trunks_[2];
+  Trunk<Real> trunks_[kNumTrunks];
   std::unique_ptr<Linear<Real>> policy_head_, value_head_;
   Buffer<Real> x_, params_, values_, dparams_, dvalues_;
 };

@@ -77,6 +77,7 @@ class CppStep:
         self._fault: BaseException | None = None
 
     def begin(self, learning_rate: float, clip_coef: float, entropy_coef: float) -> None:
+        self.network.check_unchanged()
         self.sums.zero_()
         self._norms.zero_()
         self._learning_rate = learning_rate

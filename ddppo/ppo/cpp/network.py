@@ -1,4 +1,4 @@
-"""The MLP in C++ (ddppo/native/src/mlp.hpp), and acting with it.
+"""A network in C++ (ddppo/native/src/mlp.hpp), ddppo's MLP or a user's of such layers, and acting with it.
 
 `why_not_cpp` says whether a run can use it. `CppNetwork` computes action parameters and values; `CppStep` (learner.py)
 computes its gradient. `CppActing`, at the end, is how a collector acts with it.
@@ -6,6 +6,7 @@ computes its gradient. `CppActing`, at the end, is how a collector acts with it.
 
 import ctypes
 import functools
+import itertools
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -16,26 +17,12 @@ import torch
 from ddppo import native
 from ddppo.config.rank_rules import MOST_WEIGHTS
 from ddppo.config.settings import Config
+from ddppo.errors import TrainingError
 from ddppo.models.actor_critic import MLP, ActorCritic, Obs, flat_obs, is_asymmetric
 from ddppo.models.distributions import bounds_of, gauss_hermite, num_noise, squash_of
-from ddppo.spaces import ActionSpec, EnvSpec, leaves
+from ddppo.ppo.cpp.layers import KINDS, NotInCpp, layers_of
+from ddppo.spaces import EnvSpec, each, leaves
 
-_ACTIVATIONS = (
-    "tanh",
-    "relu",
-    "elu",
-    "leaky_relu",
-    "silu",
-    "gelu",
-)  # in the order of the enum Activation in activations.hpp
-# In the order of the enum ActionKind in losses.hpp. box: Gaussian actions; beta: a box with a Beta distribution.
-KINDS = (
-    "discrete",
-    "multi_discrete",
-    "multi_binary",
-    "box",
-    "beta",
-)
 _POINTER, _INT, _DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 
 
@@ -49,27 +36,30 @@ def why_not_cpp(config: Config, model: ActorCritic, device: torch.device, sync_n
         return f"ppo.algorithm={config.ppo.algorithm} has no step in C++"
     if config.ppo.learning_rates:
         return "ppo.learning_rates gives parts of the model different step sizes"
-    return why_not_cpp_network(config, model, device, sync_name)
+    return _why_not_settings(config, sync_name) or why_not_native(model, device)
 
 
 def why_not_cpp_network(
     config: Config, model: ActorCritic, device: torch.device, sync_name: str
 ) -> str | None:
     """Return why a loss in torch cannot call the network in C++, as part of a sentence; None if it can."""
+    if type(model) is not MLP:  # MLP.forward calls it
+        return f"{type(model).__name__} is not ddppo's MLP"
+    return _why_not_settings(config, sync_name) or why_not_native(model, device)
+
+
+def _why_not_settings(config: Config, sync_name: str) -> str | None:
     if config.compile not in ("auto", "on"):
         return f"compile={config.compile}"
     if config.dist.threads_per_rank not in (None, 1):
         return f"dist.threads_per_rank={config.dist.threads_per_rank}, and C++ uses one thread"
     if sync_name == "ddp":
         return "dist.grad_sync=ddp sums gradients inside backward"
-    return why_not_native(model, device)
+    return None
 
 
 def why_not_native(model: ActorCritic, device: torch.device) -> str | None:
     """Return why C++ cannot compute this network, as part of a sentence; None if it can. Compiles the library."""
-    # Networks that it does not know: exactly ddppo's MLP, since a subclass may compute anything.
-    if type(model) is not MLP:
-        return f"{type(model).__name__} is not ddppo's MLP"
     if is_asymmetric(model.spec):
         return "its policy and its value function read different arrays"
     if not all(leaf.is_float for leaf in leaves(model.spec.obs)):
@@ -78,6 +68,13 @@ def why_not_native(model: ActorCritic, device: torch.device) -> str | None:
         return f"a layer has more than {MOST_WEIGHTS:,} weights, which torch multiplies faster"
     if device.type != "cpu":
         return f"C++ computes on CPUs, and device is {device.type}"
+    # Its layers. A subclass of ddppo's MLP may compute anything, so it is read as any network of a user's own.
+    if type(model) is not MLP and type(model).__module__.startswith(("ddppo.models.", "ddppo.domains.")):
+        return f"{type(model).__name__} is computed in PyTorch"
+    try:
+        layers_of(model)
+    except NotInCpp as e:
+        return str(e)
     return native.why_not()
 
 
@@ -120,14 +117,14 @@ def is_as_in_torch(network: "Differentiable", model: MLP, obs: torch.Tensor) -> 
 
 
 class CppNetwork:
-    """The MLP in C++. It reads the flat vector of parameters `[num_parameters]` in place, and writes into its `.grad`.
+    """A network in C++. It reads the flat parameters `[num_parameters]` in place, and writes into their `.grad`.
 
     The outputs for an observation do not depend on the other observations of a batch.
     """
 
     def __init__(
         self,
-        model: MLP,
+        model: ActorCritic,
         spec: EnvSpec,
         parameters: torch.nn.Parameter,
         gradient: torch.Tensor | None = None,  # where gradients are written, instead of `parameters.grad`
@@ -138,7 +135,7 @@ class CppNetwork:
         self.spec = spec
         self.num_params, self.distribution = model.num_params, model.distribution
         self._library = library()
-        description = np.array(_description(model, spec), np.int64)
+        description = np.array(layers_of(model).description(model), np.int64)
         # Of actions within bounds: shifts and scales, then the quadrature of the entropy of squashed ones.
         self.kind, self.bounds, numbers = KINDS.index(spec.action.kind), None, None
         if model.is_beta:
@@ -154,10 +151,19 @@ class CppNetwork:
             None if numbers is None else numbers.ctypes.data,
         )
         weakref.finalize(self, self._library.network_free, self.handle)
+        # A network of a user's own is compared with `model` on a few rows, by each of its methods in turn.
+        self._model, self._methods = model, itertools.cycle(("forward", "action_params", "value"))
+        self._rows: Obs | None = None
+        if type(model) is not MLP:
+            generator = torch.Generator().manual_seed(0)
+            self._rows = each(
+                lambda leaf: torch.randn(4, *leaf.shape, dtype=parameters.dtype, generator=generator),
+                spec.obs,
+            )
 
     def use_shards(self, rows: torch.Tensor, *, adds: bool) -> None:
         """Compute the gradient of each shard into a row `[S, num_parameters]`; `adds`: and their sum in pairs."""
-        self._rows = rows  # so that it stays alive
+        self._sums = rows  # so that it stays alive
         self._library.network_use_shards(self.handle, rows.data_ptr(), len(rows), adds)
 
     def refresh(self) -> None:
@@ -175,6 +181,39 @@ class CppNetwork:
         out = rows.new_empty(rows.shape[:-1])
         self._library.network_values(self.handle, rows.data_ptr(), out.numel(), out.data_ptr())
         return out
+
+    def check_unchanged(self) -> None:
+        """Raise TrainingError if a network of a user's own computes something else than its layers did at the start."""
+        if self._rows is None:
+            return
+        from ddppo.ppo.cpp.own_layers import hooked
+
+        method = next(self._methods)
+        name = hooked(self._model) if method == "forward" else None
+        if name is None and self.computes(self._rows, method):
+            return
+        kind = type(self._model).__name__
+        found = f"{kind}.{method} computes something else" if name is None else f"{name} has a hook"
+        raise TrainingError(
+            f"{found} since this run began, and C++ computes the layers as they were then: use compile=off for a "
+            "network that changes"
+        )
+
+    @torch.no_grad()
+    def computes(self, obs: Obs, method: str) -> bool:
+        """Return whether C++ computes what a method of the model does for obs `[n, *shape]`, up to rounding."""
+        self.refresh()
+        own = getattr(self._model, method)(obs)
+        params, values = own if method == "forward" else (own, own)
+        rows, pairs = flat_obs(obs, self.spec, self.parameters.dtype), []
+        if method != "value":
+            pairs.append((self.policy(rows, rows.new_empty(len(rows), self.num_params)), params))
+        if method != "action_params":
+            pairs.append((self.values(rows), values))
+        # NumPy takes a tenth of torch's time for a few rows. A number that is not finite is left to the update.
+        arrays = [(a.numpy(), b.numpy()) for a, b in pairs]
+        with np.errstate(invalid="ignore"):
+            return not any(np.abs(a - b).max() > 1e-3 * np.abs(b).max() + 1e-5 for a, b in arrays)
 
 
 # -- The network as an operation of autograd, for any loss that torch computes.
@@ -286,44 +325,6 @@ def library() -> ctypes.CDLL:
         found.network_epoch.argtypes = (*(_POINTER,) * 5, _INT, _DOUBLE, *(_POINTER,) * 3)
         found.network_gradient.restype = found.network_epoch.restype = ctypes.c_int
     return found
-
-
-def _description(model: MLP, spec: EnvSpec) -> list[int]:
-    """Return the network's shape and the offsets of its parameters, as `network_create` in learn.cpp reads them."""
-    # Where each parameter begins in the flat vector.
-    offsets, offset = {}, 0
-    for name, p in model.named_parameters():
-        offsets[name] = offset
-        offset += p.numel()
-    layers = []
-    for trunk in ("policy_trunk",) if model.shared_trunk else ("policy_trunk", "value_trunk"):
-        layers += [
-            f"{trunk}.{name}"
-            for name, m in getattr(model, trunk).named_children()
-            if isinstance(m, torch.nn.Linear | torch.nn.LayerNorm)
-        ]
-    # The order in which Network of mlp.hpp reads the places.
-    layers += ["policy_head", "value_head"]
-    places = [offsets[f"{layer}.{part}"] for layer in layers for part in ("weight", "bias")]
-    if model.log_std is not None:
-        places.append(offsets["log_std"])
-    hidden = [m.out_features for m in model.policy_trunk if isinstance(m, torch.nn.Linear)]
-    action: ActionSpec = spec.action
-    # A list is preceded by its length.
-    return [
-        next(model.parameters()).dtype == torch.float64,
-        _ACTIVATIONS.index(model.activation),
-        model.shared_trunk,
-        model.layer_norm,
-        KINDS.index("beta" if model.is_beta else action.kind),
-        model.is_gaussian and model.log_std is None,
-        spec.obs_size,
-        *(len(hidden), *hidden),
-        *(len(action.sizes), *action.sizes),
-        *(len(places), *places),
-        offset,
-        len(gauss_hermite()[0]) if model.is_squashed else 0,
-    ]
 
 
 # -- Acting in C++ (ddppo/native/src/acting.hpp): action parameters, actions and log-probabilities of a row in one call.
