@@ -78,6 +78,7 @@ struct Task {
   long obs, sizes;  // sizes: choices of a discrete action, dimensions of a box
   std::vector<long> hidden;
   bool of_state = false;  // standard deviations are outputs
+  std::vector<long> of_policy = {};  // layers behind the shared ones
 
   bool is_box() const { return kind == kBox || kind == kBeta; }
   bool puts_out_all() const { return kind == kBeta || of_state; }
@@ -95,20 +96,23 @@ struct Network {
     int64_t total = 0;
     auto place = [&](long size) { offsets.push_back(total), total += size; };
     auto linear = [&](long in, long out) { place(in * out), place(out); };
-    for (int trunk = 0; trunk < (task.shared ? 1 : 2); trunk++) {
-      long in = task.obs;
-      for (long out : task.hidden) {
+    // The description of shared layers, those of the policy and those of the values.
+    std::vector<int64_t> d = {sizeof(Real) == 8, task.kind, task.of_state, task.obs};
+    long widths[3];
+    for (int trunk = 0; trunk < 3; trunk++) {
+      long& in = widths[trunk] = trunk ? widths[0] : task.obs;
+      const std::vector<long> layers = (trunk == 0) == task.shared ? task.hidden : trunk == 1 ? task.of_policy : std::vector<long>{};
+      d.push_back(int64_t(layers.size()));
+      for (long out : layers) {
         linear(in, out), in = out;
         if (task.norm) place(out), place(out);
+        d.insert(d.end(), {out, task.activation, task.norm});
       }
     }
-    linear(task.hidden.back(), task.puts_out_all() ? 2 * task.sizes : task.sizes), linear(task.hidden.back(), 1);
+    linear(widths[1], task.puts_out_all() ? 2 * task.sizes : task.sizes), linear(widths[2], 1);
     if (task.kind == kBox && !task.of_state) place(task.sizes);
     parameters = numbers<Real>(total, -0.4, 0.4);
     gradient.assign(total, 0);
-    std::vector<int64_t> d = {sizeof(Real) == 8, task.activation, task.shared, task.norm, task.kind, task.of_state, task.obs};
-    d.push_back(int64_t(task.hidden.size()));
-    d.insert(d.end(), task.hidden.begin(), task.hidden.end());
     d.push_back(1), d.push_back(task.sizes);
     d.push_back(int64_t(offsets.size()));
     d.insert(d.end(), offsets.begin(), offsets.end());
@@ -260,6 +264,7 @@ int main() {
       {"norm-silu-box", kSilu, true, true, kBox, 17, 6, {37, 9}},
       {"state-tanh-box", kTanh, true, false, kBox, 17, 6, {33}, true},
       {"beta-tanh-box", kTanh, false, false, kBeta, 17, 5, {33}},
+      {"own-relu-box", kRelu, true, true, kBox, 17, 6, {37}, false, {21, 9}},
   };
   for (const Task& task : tasks) {
     networks<float>(task, "float");
