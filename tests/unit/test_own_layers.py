@@ -16,9 +16,8 @@ from ddppo.config.variants import settings_of
 from ddppo.distributed.gradient_sync import FlatParameters
 from ddppo.errors import TrainingError
 from ddppo.models.actor_critic import MLP, ActorCritic
-from ddppo.ppo.cpp.layers import NotInCpp, layers_of
 from ddppo.ppo.cpp.learner import CppStep
-from ddppo.ppo.cpp.network import CppNetwork
+from ddppo.ppo.cpp.network import CppNetwork, NotInCpp, layers_of
 from ddppo.ppo.gradient_check import worst_error
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 from ddppo.study.bench.own import Plain

@@ -1,5 +1,5 @@
 // A multi-layer perceptron with two linear heads, forward and backward: the MLP of ddppo/models/actor_critic.py, or a
-// network of a user's own that has such layers (ddppo/ppo/cpp/layers.py). Hidden layers are shared by policy and values,
+// network of a user's own that has such layers (ddppo/ppo/cpp/network.py). Hidden layers are shared by policy and values,
 // or belong to one of them:
 //
 //   observation -> shared layers -> layers of the policy -> policy's head

@@ -15,7 +15,7 @@ from torch import nn
 from ddppo.config.model_settings import LOG_STD_RANGE
 from ddppo.errors import in_one_line
 from ddppo.models.actor_critic import ActorCritic
-from ddppo.ppo.cpp.layers import NetworkLayers, NotInCpp
+from ddppo.ppo.cpp.network import NetworkLayers, NotInCpp, hooked
 from ddppo.ppo.cpp.traced import Features, GaussianParams, MethodReader
 
 
@@ -106,16 +106,6 @@ def _check_contract(model: ActorCritic, kind: str) -> None:
     for name in ("forward", "action_params", "value"):
         if name in vars(model):
             raise NotInCpp(f"{kind}.{name} is set on the object, not in the class")
-
-
-def hooked(model: nn.Module) -> str | None:
-    """Return the name of a module or parameter with a hook, which C++ would not call; None if there is none."""
-    for name, m in model.named_modules():
-        if m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks:
-            return name or type(m).__name__
-    # Dictionaries of torch's, which its type stubs do not name.
-    hooks = ("_backward_hooks", "_post_accumulate_grad_hooks")
-    return next((n for n, p in model.named_parameters() if any(getattr(p, name) for name in hooks)), None)
 
 
 def _check_modules(model: ActorCritic) -> None:

@@ -22,7 +22,7 @@ from torch import nn
 from ddppo.config.model_settings import LOG_STD_RANGE
 from ddppo.errors import in_one_line
 from ddppo.models.actor_critic import ACTIVATIONS, ActorCritic
-from ddppo.ppo.cpp.layers import HiddenLayer, NotInCpp
+from ddppo.ppo.cpp.network import HiddenLayer, NotInCpp
 
 _EPSILON = 1e-5  # of LayerNorm in layer_norm.hpp
 
