@@ -26,7 +26,8 @@ _MOST_WAITING = 1024  # connections that the store has yet to accept
 def store_of_this_machine(address: str, timeout_s: float = 300.0) -> dist.TCPStore:
     """Open a store at any free port of a loopback address, in which ranks of this machine meet.
 
-    torch alone would listen on all interfaces, whatever the address, and a store has no password.
+    By default torch's store listens on all interfaces, whatever the address. Anybody who reaches it can write to it: it has
+    no password.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listening = socket.create_server((address, 0), family=family, backlog=_MOST_WAITING)

@@ -106,7 +106,7 @@ def main() -> int:
     for original in sorted(folder.glob("*.qasm")):
         for path in sorted(folder.glob(f"{original.stem}_*.qasm")):
             way = path.stem.removeprefix(f"{original.stem}_")
-            if way not in ("random", "learned", "weights_alone", "weights_alone_2"):
+            if way not in ("random", "learned", "learned_2"):
                 continue  # of another circuit, whose name begins so
             began = time.monotonic()
             (num_qubits, before), (same, after) = read(original), read(path)

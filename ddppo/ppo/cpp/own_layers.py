@@ -2,7 +2,7 @@
 
 `MethodReader` (traced.py) finds the operations that `forward`, `action_params` and `value` call. Here is the rest: that
 the three agree, that nothing from outside of their code changes what they compute, and that every parameter has its
-place. Whatever C++ does not have ends in `NotInCpp`, which says what it is and where it stands.
+place. A part that C++ does not have raises `NotInCpp`, whose message names the part and the line of code.
 """
 
 import copy

@@ -1,7 +1,7 @@
 """What a method of a network computes, read from the operations that torch.fx records of it: `MethodReader`.
 
 torch.fx calls the method once with a stand-in for obs that records all operations. `MethodReader` goes through them. An
-operation that C++ does not have ends in `NotInCpp`, with the line of the user's code that calls it. Recording sees what
+operation that C++ does not have raises `NotInCpp`, with the line of the user's code that calls it. Recording sees what
 a method does now; CppNetwork.check_unchanged tests later that it still does.
 """
 
