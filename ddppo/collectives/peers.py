@@ -26,8 +26,7 @@ _MOST_WAITING = 1024  # connections that the store has yet to accept
 def store_of_this_machine(address: str, timeout_s: float = 300.0) -> dist.TCPStore:
     """Open a store at any free port of a loopback address, in which ranks of this machine meet.
 
-    By default torch's store listens on all interfaces, whatever the address. Anybody who reaches it can write to it: it has
-    no password.
+    By default torch's store listens on all interfaces, whatever the address, and it has no password.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listening = socket.create_server((address, 0), family=family, backlog=_MOST_WAITING)
