@@ -129,10 +129,13 @@ _DEFAULT_SHARDS = 8
 MOST_WEIGHTS = 2**19
 
 
-def num_shards(config: Config) -> int:
-    """Return V, the number of shards in which the batch is computed; 0 if sums are not ordered. Raises ConfigError."""
+def num_shards(config: Config, *, has_layers: bool = False) -> int:
+    """Return V, the number of shards in which the batch is computed; 0 if sums are not ordered. Raises ConfigError.
+
+    `has_layers` is that of `why_fast`.
+    """
     dist, num_envs = config.dist, config.env.num_envs
-    if not is_ordered(config):
+    if not is_ordered(config, has_layers=has_layers):
         if dist.shards is not None:
             raise ConfigError(
                 f"dist.shards={dist.shards} has no effect with dist.reduction=fast: set dist.reduction=ordered, or "
@@ -161,18 +164,19 @@ def _usual_shards(config: Config) -> int:
     return math.gcd(config.env.num_envs, _DEFAULT_SHARDS)
 
 
-def is_ordered(config: Config) -> bool:
+def is_ordered(config: Config, *, has_layers: bool = False) -> bool:
     """Return whether sums have an order that does not depend on W: dist.reduction=ordered, or auto if it is cheap."""
     return config.dist.reduction == "ordered" or (
-        config.dist.reduction == "auto" and why_fast(config) is None
+        config.dist.reduction == "auto" and why_fast(config, has_layers=has_layers) is None
     )
 
 
-def why_fast(config: Config) -> str | None:
+def why_fast(config: Config, *, has_layers: bool = False) -> str | None:
     """Return why dist.reduction=auto adds up in no fixed order, as part of a sentence; None if it does.
 
-    Sums are ordered where the settings allow a step in C++, because it computes all shards in one pass. The answer
-    depends on the settings, and on whether this machine has an accelerator that device=auto takes.
+    Sums are ordered where a step in C++ is possible, because it computes all shards in one pass. The answer depends on
+    the settings, and on whether this machine has an accelerator that device=auto takes. Settings do not tell whether
+    C++ has the layers of a model of the user's own: `has_layers` does, once that model is built (loop/build.py).
     """
     dist = config.dist
     model: Any = config.model
@@ -185,12 +189,14 @@ def why_fast(config: Config) -> str | None:
             return f"{name}.name={sampler}"
     if config.compile not in ("auto", "on"):
         return f"compile={config.compile}"
-    if model.name != "mlp":  # C++ may have the layers of a user's own, which settings do not tell
-        verb = "may be" if ":" in model.name else "is"
-        return f"model.name={model.name} {verb} computed in PyTorch"
-    if model.memory != "none":
+    if ":" in model.name:
+        if not has_layers:
+            return f"model.name={model.name} is computed in PyTorch"
+    elif model.name != "mlp":
+        return f"model.name={model.name} is computed in PyTorch"
+    elif model.memory != "none":
         return f"model.memory={model.memory} is computed in PyTorch"
-    if max(map(math.prod, itertools.pairwise(model.hidden_sizes)), default=0) > MOST_WEIGHTS:
+    elif max(map(math.prod, itertools.pairwise(model.hidden_sizes)), default=0) > MOST_WEIGHTS:
         return f"model.hidden_sizes={list(model.hidden_sizes)} is faster in PyTorch"
     if config.ppo.losses or config.ppo.learning_rates:
         return "ppo.losses" if config.ppo.losses else "ppo.learning_rates"

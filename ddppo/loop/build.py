@@ -29,6 +29,7 @@ from ddppo.envs.make import choose_backend
 from ddppo.envs.meaning import differences
 from ddppo.envs.probing.probe import probe
 from ddppo.errors import ConfigError, RunFolderError, TrainingError, in_one_line
+from ddppo.models.actor_critic import ActorCritic
 from ddppo.models.cnn import images_in
 from ddppo.plugins import imported
 from ddppo.ppo.cpp.network import why_not_cpp
@@ -45,14 +46,6 @@ def build(config: Config, group: Group, device: torch.device) -> RankContext:
     dtype = getattr(torch, config.dtype)
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     topology_spec = find(config.dist.topology)
-
-    if config.dist.reduction == "auto" and config.dist.topology == "ddp":
-        ordered = group.gather(torch.tensor([shape.num_shards], dtype=torch.float64)).flatten().tolist()
-        if (other := next((rank for rank, x in enumerate(ordered) if x != ordered[0]), None)) is not None:
-            raise TrainingError(
-                f"dist.reduction=auto: ranks 0 and {other} are on machines of which one has an accelerator that "
-                f"device={config.device} takes: set device=cpu, or dist.reduction=fast"
-            )
 
     # 2. The task: probing it gives its spaces. A topology may prescribe the backend; else env.backend=auto is settled
     #    here, by the number of environments and of cores.
@@ -73,6 +66,8 @@ def build(config: Config, group: Group, device: torch.device) -> RankContext:
         take_initial_(initial, model, obs_normalizer)
     parameters = FlatParameters(model)
     group.broadcast_(parameters.vector.data)
+    if config.dist.reduction == "auto" and config.dist.topology == "ddp":
+        shape = replace(shape, num_shards=_num_shards(config, model, group))
 
     # 4. The topology, which makes environments, collector and learner by the methods of the context.
     sampler = make_sampler(config, spec, shape.num_envs)
@@ -110,6 +105,26 @@ def build(config: Config, group: Group, device: torch.device) -> RankContext:
     )
     sampler.attach(context)
     return context
+
+
+def _num_shards(config: Config, model: ActorCritic, group: Group) -> int:
+    """Return V of dist.reduction=auto; 0 if sums are not ordered. All ranks call it, and all get the same number.
+
+    Raises TrainingError if the machines of the ranks disagree.
+    """
+    # Sums are ordered with a network of the user's own if C++ has its layers on every rank.
+    by_settings, with_layers = (rank_rules.num_shards(config, has_layers=has) for has in (False, True))
+    has_layers = (
+        with_layers > by_settings and why_not_cpp(config, model, torch.device("cpu"), "ordered") is None
+    )
+    gathered = group.gather(torch.tensor([by_settings, has_layers], dtype=torch.float64)).tolist()
+    of_ranks, have_layers = zip(*gathered, strict=True)
+    if (other := next((rank for rank, x in enumerate(of_ranks) if x != of_ranks[0]), None)) is not None:
+        raise TrainingError(
+            f"dist.reduction=auto: ranks 0 and {other} are on machines of which one has an accelerator that "
+            f"device={config.device} takes: set device=cpu, or dist.reduction=fast"
+        )
+    return with_layers if all(have_layers) else by_settings
 
 
 def topology_of(spec: TopologySpec) -> Callable[[RankContext], Topology]:

@@ -55,7 +55,7 @@ def choose_compute(context: RankContext, progress: TrainState, *, only_cpp: bool
     """
     if context.algorithm.learner_class is None:  # an algorithm of its own computes its loss in PyTorch
         context.derived["step"] = "eager"
-        _choose_network(context)
+        _choose_network(context, warns=_could_be_faster(context))
         _record(context, None)
         return
     # 1. Recurrent layers have C++ of their own, whichever step is taken.
@@ -184,27 +184,29 @@ def _could_be_faster(context: RankContext) -> bool:
     return native.why_not() is not None or (is_mlp_or_own and not is_faster_in_torch(model))
 
 
-def _choose_network(context: RankContext) -> None:
+def _choose_network(context: RankContext, *, warns: bool = False) -> None:
     """Let an eager step's model call its network in C++, forward and backward, if all ranks can."""
     config, learner, model = context.config, context.topology.learner, context.model
     found, why_not = None, None
-    if _is_active(context):
+    has_others = sum(p.numel() for p in model.parameters()) != learner.parameters.numel()
+    if has_others:
+        why_not = "the algorithm has other networks beside the model"
+    elif _is_active(context):
         why_not = why_not_cpp_network(config, model, learner.parameters.device, context.topology.sync.name)
-        if why_not is None and sum(p.numel() for p in model.parameters()) != learner.parameters.numel():
-            why_not = "the algorithm has other networks beside the model"
         if why_not is None:
-            assert isinstance(model, MLP)
             found = Differentiable(model, context.spec, learner.parameters)
             obs = random_obs(
                 context.spec, _TRIAL_ROWS, learner.parameters.dtype, torch.Generator().manual_seed(0)
             )
-            if not is_as_in_torch(found, model, flat_obs(obs, context.spec, learner.parameters.dtype)):
+            if not is_as_in_torch(found, model, obs):
                 why_not = "its gradient is not autograd's on this machine"
-    if all(_by_rank(context.group, why_not is None)):
+    can = _by_rank(context.group, why_not is None)
+    if all(can):
         if found is not None:
-            assert isinstance(model, MLP)
             model.in_cpp = found
         context.derived["network"] = "C++"
+    elif warns and not has_others and context.group.rank == can.index(False):
+        warn(f"the network runs in PyTorch, not in C++: {why_not}. {_HOW_MUCH_SLOWER}")
 
 
 def _remedy(context: RankContext, progress: TrainState) -> str:

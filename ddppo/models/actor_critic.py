@@ -144,6 +144,9 @@ class ActorCritic(nn.Module, abc.ABC):
     stays_eager: str | None = None  # why it is not compiled: it cannot be, or would gain nothing
     compiles_by_itself = True  # False: compile=auto leaves it eager, compile=on compiles it
 
+    # The same network in C++ (ddppo/ppo/cpp/network.py:Differentiable), for a loss that torch computes.
+    in_cpp: Any = None
+
     # The dataclass of the keys of `model` in the configuration; `config` is an instance of it.
     Settings: ClassVar[type[ModelSettings]] = MlpSettings
 
@@ -157,6 +160,12 @@ class ActorCritic(nn.Module, abc.ABC):
         if isinstance(config, LayerSettings):
             self.is_beta, self.is_squashed = config.distribution == "beta", config.squash == "tanh"
         self.is_gaussian = spec.action.kind == "box" and not self.is_beta
+
+    def __call__(self, *inputs: Any, **more: Any) -> Any:
+        """Call `forward`, or the network in C++ that computes the same."""
+        if self.in_cpp is not None and self.in_cpp.takes(*inputs, **more):
+            return self.in_cpp(*inputs)
+        return super().__call__(*inputs, **more)
 
     @abc.abstractmethod
     def forward(self, obs: Obs) -> tuple[torch.Tensor, torch.Tensor]:
@@ -271,9 +280,6 @@ class MLP(ActorCritic):
     model.orthogonal=false it is that of torch.nn.Linear, for settings that were tuned with ortho_init=False.
     """
 
-    # The same network in C++ (ddppo/ppo/cpp/network.py:Differentiable), for a learner that computes its loss in torch.
-    in_cpp: Any = None
-
     def __init__(self, spec: EnvSpec, config: MlpSettings) -> None:
         super().__init__(spec, config)
         self.is_vector = isinstance(spec.obs, ArraySpec) and len(spec.obs.shape) == 1 and spec.obs.is_float
@@ -304,13 +310,6 @@ class MLP(ActorCritic):
         self.log_std = begin_log_std_(self.policy_head, spec.action, config)
 
     def forward(self, obs: Obs) -> tuple[torch.Tensor, torch.Tensor]:
-        if self.in_cpp is not None and self.in_cpp.takes(obs):
-            outputs: tuple[torch.Tensor, torch.Tensor] = self.in_cpp(self, obs)
-            return outputs
-        return self.in_torch(obs)
-
-    def in_torch(self, obs: Obs) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the outputs of `forward` by torch's layers."""
         inputs = self._inputs(obs, self.policy_spec)
         hidden = self.policy_trunk(inputs)
         if not self.shared_trunk:

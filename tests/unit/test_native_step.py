@@ -13,6 +13,7 @@ from ddppo.collectives.group import Group, sum_in_pairs
 from ddppo.config.algorithm_settings import PPOSettings
 from ddppo.config.variants import settings_of
 from ddppo.distributed.gradient_sync import FlatParameters
+from ddppo.models.actor_critic import random_obs
 from ddppo.models.build import build_model
 from ddppo.ppo.advantages import Estimates, gae
 from ddppo.ppo.cpp.learner import CppStep, returns_and_moments
@@ -84,18 +85,22 @@ def test_in_float32_it_is_autograds_gradient_up_to_rounding(action, model):
 
 
 @pytest.mark.parametrize(
-    ("action", "shared_trunk", "layer_norm"),
-    [(DISCRETE, False, False), (DISCRETE, False, True), (BOX, True, False)],
+    ("action", "changed"),
+    [
+        (DISCRETE, {}),
+        (DISCRETE, {"layer_norm": True}),
+        (BOX, {"shared_trunk": True}),
+    ],
     ids=str,
 )
-def test_a_loss_in_torch_differentiates_the_network_in_cpp_as_it_does_torchs_layers(
-    action, shared_trunk, layer_norm
-):
+@pytest.mark.parametrize("is_dict", [False, True])
+def test_a_loss_in_torch_differentiates_the_network_in_cpp_as_it_does_torchs_layers(action, changed, is_dict):
     """A loss that calls the model twice, reads a parameter, and differentiates a gradient."""
-    spec = EnvSpec(ArraySpec((5,)), action)
-    config = settings_of("model", shared_trunk=shared_trunk, hidden_sizes=[9, 7], layer_norm=layer_norm)
-    model, _, parameters = network_of(spec, config, torch.float64)
-    obs = torch.randn(2, 130, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    spec = EnvSpec({"a": ArraySpec((2,)), "b": ArraySpec((3,))} if is_dict else ArraySpec((5,)), action)
+    model, _, parameters = network_of(
+        spec, settings_of("model", hidden_sizes=[9, 7], **changed), torch.float64
+    )
+    obs = [random_obs(spec, 130, torch.float64, torch.Generator().manual_seed(seed)) for seed in (0, 1)]
 
     def gradient():
         parameters.gradient.zero_()

@@ -15,9 +15,9 @@ from ddppo.config.model_settings import LOG_STD_RANGE
 from ddppo.config.variants import settings_of
 from ddppo.distributed.gradient_sync import FlatParameters
 from ddppo.errors import TrainingError
-from ddppo.models.actor_critic import MLP, ActorCritic
+from ddppo.models.actor_critic import MLP, ActorCritic, random_obs
 from ddppo.ppo.cpp.learner import CppStep
-from ddppo.ppo.cpp.network import CppNetwork, NotInCpp, layers_of
+from ddppo.ppo.cpp.network import CppNetwork, Differentiable, NotInCpp, is_as_in_torch, layers_of
 from ddppo.ppo.gradient_check import worst_error
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 from ddppo.study.bench.own import Plain
@@ -182,6 +182,12 @@ def test_outputs_and_gradients_are_the_networks_own(kind, spec, settings, dtype)
     for _ in range(3):  # forward, action_params and value
         step.network.check_unchanged()
     assert list(model.state_dict()) == names
+    # A loss that torch computes calls them, too.
+    obs = random_obs(spec, 37, dtype, torch.Generator().manual_seed(0))
+    model.in_cpp = Differentiable(model, spec, step.network.parameters)
+    assert model.in_cpp.takes(obs)
+    assert is_as_in_torch(model.in_cpp, model, obs)
+    assert type(model(obs)[0].grad_fn).__name__ == "_OutputsBackward"
 
 
 def test_layers_in_common_are_shared_however_often_they_are_called():
@@ -402,3 +408,12 @@ def test_a_network_that_changes_during_a_run_ends_it(change):
     change(model)
     with pytest.raises(TrainingError, match=re.escape("use compile=off for a network that changes")):
         step.begin(1e-3, 0.2, 0.0)
+
+
+@in_cpp
+def test_a_network_that_changes_ends_a_run_with_a_loss_in_torch_too():
+    model = made(Plain)
+    model.in_cpp = Differentiable(model, DISCRETE, FlatParameters(model).vector)
+    replaced(model)
+    with pytest.raises(TrainingError, match=re.escape("use compile=off for a network that changes")):
+        [model(torch.zeros(5, *DISCRETE.obs.shape)) for _ in range(100)]

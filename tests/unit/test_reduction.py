@@ -50,6 +50,15 @@ def test_other_settings_are_fast_and_say_why(given, why):
     rank_rules.check_ordered(config)  # auto refuses nothing
 
 
+def test_a_model_of_ones_own_has_ordered_sums_if_cpp_has_its_layers():
+    config = settings(env__num_envs=8, model__name="mine:Net")
+    assert rank_rules.why_fast(config) == "model.name=mine:Net is computed in PyTorch"
+    assert rank_rules.why_fast(config, has_layers=True) is None
+    assert [rank_rules.num_shards(config, has_layers=has) for has in (False, True)] == [0, 8]
+    config.compile = "off"  # whatever its layers are
+    assert rank_rules.why_fast(config, has_layers=True) == "compile=off"
+
+
 def test_an_accelerator_that_device_auto_takes_is_fast(monkeypatch):
     monkeypatch.setattr(rank_rules, "accelerators", lambda: ("cuda", 1))
     assert rank_rules.why_fast(settings(env__num_envs=8)) == "it computes on an accelerator"

@@ -156,8 +156,6 @@ def why_not_cpp_network(
     config: Config, model: ActorCritic, device: torch.device, sync_name: str
 ) -> str | None:
     """Return why a loss in torch cannot call the network in C++, as part of a sentence; None if it can."""
-    if type(model) is not MLP:  # MLP.forward calls it
-        return f"{type(model).__name__} is not ddppo's MLP"
     return _why_not_settings(config, sync_name) or why_not_native(model, device)
 
 
@@ -212,14 +210,14 @@ def rows_are_independent(network: "CppNetwork", obs: torch.Tensor) -> bool:
     return all(torch.equal(whole, other) for other in (*by_parts, shifted))
 
 
-def is_as_in_torch(network: "Differentiable", model: MLP, obs: torch.Tensor) -> bool:
+def is_as_in_torch(network: "Differentiable", model: ActorCritic, obs: Obs) -> bool:
     """Return whether a network in C++ has the outputs of torch's layers and their gradient, up to rounding."""
     found: list[list[torch.Tensor]] = []
     parameters = [p for p in model.parameters() if p.requires_grad]
-    for params, values in (network(model, obs), model.in_torch(obs)):
+    for params, values in (network(obs), network.in_torch(obs)):
         loss = params.square().sum() + (params.sum(dim=1) * values).sum() + values.sum()
         found.append([params, values, *torch.autograd.grad(loss, parameters)])
-    close = 1e-4 if obs.dtype == torch.float32 else 1e-9
+    close = 1e-4 if parameters[0].dtype == torch.float32 else 1e-9
     return all(
         float((a - b).detach().abs().max()) <= close * max(1.0, float(b.detach().abs().max()))
         for a, b in zip(*found, strict=True)
@@ -330,16 +328,19 @@ class CppNetwork:
 # -- The network as an operation of autograd, for any loss that torch computes.
 
 
+_CHECKED_EVERY = 16  # calls, each of which takes a third of the time of the check
+
+
 class Differentiable:
-    """Calls an MLP's network in C++ forward and backward; `MLP.forward` uses it if loop/compute.py set `MLP.in_cpp`.
+    """Calls a network in C++ forward and backward, where loop/compute.py has set it as `in_cpp` of the model.
 
     Autograd sees one operation with the model's parameters as inputs. So a loss may be anything: it may read
     parameters, call the model several times, or differentiate a gradient again, which torch's own layers then compute.
     """
 
-    def __init__(self, model: MLP, spec: EnvSpec, parameters: torch.nn.Parameter) -> None:
+    def __init__(self, model: ActorCritic, spec: EnvSpec, parameters: torch.nn.Parameter) -> None:
         self._network = CppNetwork(model, spec, parameters, torch.zeros_like(parameters.data))
-        self._dtype = parameters.dtype
+        self._model, self._spec, self._dtype = model, spec, parameters.dtype
         self._places = [
             (module._parameters, name, p)
             for module in model.modules()
@@ -351,6 +352,7 @@ class Differentiable:
         self._shapes = [p.shape for p in self._own]
         self._addresses = [p.data_ptr() for p in self._own]
         self._call = 0  # counts forward passes: activations of the last one are kept
+        self._num_calls = 0
 
     def __deepcopy__(self, memo: Any) -> None:
         """A copy of the model has other parameters: it computes in torch."""
@@ -358,21 +360,46 @@ class Differentiable:
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return type(None), ()
 
-    def takes(self, obs: Obs) -> bool:
+    def takes(self, *inputs: Any, **more: Any) -> bool:
         """Return whether C++ computes this call: with a graph, on rows, by the parameters that it knows."""
         return (
             torch.is_grad_enabled()
-            and isinstance(obs, torch.Tensor)
-            and obs.dim() == 2
-            and obs.dtype == self._dtype
-            and not obs.requires_grad
+            and len(inputs) == 1
+            and not more
+            and self._are_rows(inputs[0])
             and all(parameters[name] is p for parameters, name, p in self._places)
             and all(p.data_ptr() == at for p, at in zip(self._own, self._addresses, strict=True))
         )
 
-    def __call__(self, model: MLP, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return action parameters `[n, P]` and values `[n]` of obs `[n, obs_size]`."""
-        return _Outputs.apply(self, model, obs.contiguous(), *self._own)
+    def _are_rows(self, obs: Any) -> bool:
+        """Return whether these are observations of the task, as tensors of this network's type."""
+        arrays, kinds = leaves(obs), leaves(self._spec.obs)
+        if isinstance(self._spec.obs, dict) and not (
+            isinstance(obs, dict) and list(obs) == list(self._spec.obs)
+        ):
+            return False
+        return len(arrays) == len(kinds) and all(
+            isinstance(x, torch.Tensor)
+            and x.dtype == self._dtype
+            and x.shape[1:] == leaf.shape
+            and not x.requires_grad
+            for x, leaf in zip(arrays, kinds, strict=True)
+        )
+
+    def __call__(self, obs: Obs) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return action parameters `[n, P]` and values `[n]` of obs `[n, *shape]`."""
+        self._num_calls += 1
+        if self._num_calls % _CHECKED_EVERY == 0:
+            self._network.check_unchanged()
+        return _Outputs.apply(self, obs, *self._own)
+
+    def in_torch(self, obs: Obs) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the same by torch's layers."""
+        return self._model.forward(obs)
+
+    def rows(self, obs: Obs) -> torch.Tensor:
+        """Return observations as vectors `[n, obs_size]`."""
+        return flat_obs(obs, self._spec, self._dtype).contiguous()
 
     def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
         network = self._network
@@ -400,10 +427,11 @@ class Differentiable:
 class _Outputs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, owner: Differentiable, model: MLP, obs: torch.Tensor, *parameters: torch.Tensor
+        ctx: Any, owner: Differentiable, obs: Obs, *parameters: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        params, values, call = owner.forward(obs)
-        ctx.owner, ctx.model, ctx.obs, ctx.call = owner, model, obs, call
+        ctx.rows = owner.rows(obs)
+        params, values, ctx.call = owner.forward(ctx.rows)
+        ctx.owner, ctx.obs = owner, obs
         ctx.save_for_backward(*parameters)
         return params, values
 
@@ -411,14 +439,14 @@ class _Outputs(torch.autograd.Function):
     def backward(ctx: Any, *slopes: torch.Tensor) -> tuple[Any, ...]:
         dparams, dvalues = slopes
         if not torch.is_grad_enabled():
-            return None, None, None, *ctx.owner.backward(ctx.obs, dparams, dvalues, ctx.call)
+            return None, None, *ctx.owner.backward(ctx.rows, dparams, dvalues, ctx.call)
         # create_graph=True: the gradient itself will be differentiated.
         parameters = [p for p in ctx.saved_tensors if p.requires_grad]
         found = torch.autograd.grad(
-            ctx.model.in_torch(ctx.obs), parameters, slopes, create_graph=True, allow_unused=True
+            ctx.owner.in_torch(ctx.obs), parameters, slopes, create_graph=True, allow_unused=True
         )
         by_parameter = iter(found)
-        return None, None, None, *(next(by_parameter) if p.requires_grad else None for p in ctx.saved_tensors)
+        return None, None, *(next(by_parameter) if p.requires_grad else None for p in ctx.saved_tensors)
 
 
 def library() -> ctypes.CDLL:
