@@ -145,6 +145,8 @@ class Algorithm:
     # What an iteration hands over: "steps" (rollout_steps of every environment), "episodes" (one whole episode of every
     # environment, cut after rollout_steps), or "groups" (episodes in groups of settings.group_size that share a seed).
     hands_over: ClassVar[str] = "steps"
+    # What `act` records, unless a subclass replaces it: "logprobs", log pi(a | s) of the action.
+    records: ClassVar[tuple[str, ...]] = ()
     # Whether learning needs the successor of every step: rollout.last_obs and final_obs then travel too.
     needs_successors: ClassVar[bool] = False
     # Prefixes of the parameters that acting and evaluation need. The others stay with the learners.
@@ -195,12 +197,14 @@ class Algorithm:
         noise: torch.Tensor,  # [n, model.num_noise]: standard normal for a Box, else uniform on [0, 1)
         memory: torch.Tensor | None,  # [n, S], 0 where an episode starts; None unless `takes_memory`
     ) -> Acted:
-        """Choose actions. By default they are sampled from the model's distribution, and nothing is recorded."""
+        """Choose actions. By default they are sampled from the model's distribution, in C++ if it has the network."""
         if memory is None:
             params = self.model.action_params(obs)
         else:
             params, _, memory = self.model.step(obs, memory)
-        return Acted(self.model.distribution(params, mask).sample(noise), memory=memory)
+        policy = self.model.distribution(params, mask)
+        actions = policy.sample(noise)
+        return Acted(actions, {"logprobs": policy.log_prob(actions)} if self.records else {}, memory)
 
     def corrected(self, rollout: Any, is_old: torch.Tensor, normalizer: ObsNormalizer | None) -> Any:
         """Return the rollout as `learn` takes it, if older parameters acted in the environments `is_old` `[E]` bool."""

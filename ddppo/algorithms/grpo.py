@@ -101,7 +101,7 @@ class EpisodeCollector(Collector):
         episodes.sort(key=lambda e: (e.step, e.env_index))
         if self.by_algorithm is not None:
             final = self._final(_ends_of(is_over & ~is_lost, last, ends))
-            return self._transitions(self.rollout_steps, final, torch.from_numpy(rewards)), episodes
+            return self.transitions(self.rollout_steps, final, torch.from_numpy(rewards)), episodes
         masks, _ = self._compute_logprobs(self.rollout_steps)
         no_values = torch.zeros_like(self.logprobs)
         flags = torch.from_numpy(self.flags).to(self.device)

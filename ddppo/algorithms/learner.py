@@ -20,7 +20,7 @@ from ddppo.config.algorithm_settings import TrainingSettings
 from ddppo.config.schedules import Coefficient
 from ddppo.device import wide_dtype
 from ddppo.errors import NonFiniteError, TrainingError
-from ddppo.ppo.learner import BETAS, NORM_EPS, Adam, GradientSync, Normalizers, Update, adam_state
+from ddppo.ppo.learner import NORM_EPS, Adam, GradientSync, Normalizers, Update, adam_state
 from ddppo.ppo.losses import STATISTICS, nan_unless_finite
 from ddppo.ppo.minibatches import local_minibatches, of_first
 from ddppo.ppo.nonfinite import NonFiniteGuard, UpdateNotFinite, all_finite, snapshot, where_not_finite
@@ -218,9 +218,7 @@ class _PartState:
             p = torch.nn.Parameter(vector.data[start:end])
             p.grad = vector.grad[start:end]
             self.parameters.append(p)
-        self.optimizer = Adam(
-            self.parameters, lr=part.learning_rate, betas=BETAS, eps=part.adam_eps, fused=True
-        )
+        self.optimizer = Adam(self.parameters, lr=part.learning_rate, eps=part.adam_eps)
 
     def sum_gradient_(self, group: Group) -> torch.Tensor:
         """Sum the part's gradient over learners in place; return its norm."""
@@ -302,21 +300,20 @@ class LearnerStep:
         for p in state.parameters:
             p.grad.zero_()  # type: ignore[union-attr]
         if loss is not None:
-            local_loss = loss / count
-            # The gradient of this part alone: backward skips what only other parameters need.
-            (local_loss * nan_unless_finite(local_loss)).backward(inputs=state.own)
+            # The gradient of loss / count, by this part alone: backward skips what only other parameters need.
+            local_loss = loss.detach() / count
+            loss.backward(nan_unless_finite(local_loss).to(loss.dtype) / count, inputs=state.own)
         with torch.no_grad():
             norm = state.sum_gradient_(self.group)
             if loss is not None:
-                value = loss.detach().to(self._loss.dtype) / count
-                self._loss.copy_(torch.where(self._norms.isfinite(), value, self._loss))
-            self._norms += norm.to(self._norms.dtype)
+                self._loss = torch.where(self._norms.isfinite(), local_loss, self._loss)
+            self._norms += norm
             if state.part.max_grad_norm < math.inf:
                 scale = (state.part.max_grad_norm / (norm + NORM_EPS)).clamp(max=1.0)
                 for p in state.parameters:
                     p.grad.mul_(scale)  # type: ignore[union-attr]
             # As in EagerStep: Adam does nothing from the first gradient that is not finite on.
-            state.optimizer.found_inf = 1.0 - self._norms.isfinite().float()  # type: ignore[attr-defined]
+            state.optimizer.found_inf = 1.0 - self._norms.isfinite().float()
             state.optimizer.step()
         self.num_steps += 1
 

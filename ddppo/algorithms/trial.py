@@ -104,6 +104,8 @@ class AlgorithmTrial:
             raise self.fails(
                 "synchronised", f"is {kind.synchronised!r}: it must be a tuple of names of parameters"
             )
+        if kind.records not in ((), ("logprobs",)):
+            raise self.fails("records", f"is {kind.records!r}: it must be ('logprobs',), or () for nothing")
         if kind.max_lag is not None and (not isinstance(kind.max_lag, int) or kind.max_lag < 0):
             raise self.fails("max_lag", f"is {kind.max_lag!r}: it must be a number of updates, or None")
         self.call("check", lambda: kind.check(self.spec, self.settings))

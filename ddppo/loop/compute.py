@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from ddppo import native
+from ddppo.algorithms.contract import Algorithm
 from ddppo.collectives.group import Group, OrderedSum
 from ddppo.device import has_graphs
 from ddppo.distributed.topologies.base import RankContext
@@ -28,6 +29,7 @@ from ddppo.models.recurrent import Core
 from ddppo.ppo.advantages import Gae
 from ddppo.ppo.cpp.learner import CppGae, CppStep
 from ddppo.ppo.cpp.network import (
+    CppActing,
     CppNetwork,
     Differentiable,
     is_as_in_torch,
@@ -56,6 +58,7 @@ def choose_compute(context: RankContext, progress: TrainState, *, only_cpp: bool
     if context.algorithm.learner_class is None:  # an algorithm of its own computes its loss in PyTorch
         context.derived["step"] = "eager"
         _choose_network(context, warns=_could_be_faster(context))
+        _choose_acting(context)
         _record(context, None)
         return
     # 1. Recurrent layers have C++ of their own, whichever step is taken.
@@ -207,6 +210,19 @@ def _choose_network(context: RankContext, *, warns: bool = False) -> None:
         context.derived["network"] = "C++"
     elif warns and not has_others and context.group.rank == can.index(False):
         warn(f"the network runs in PyTorch, not in C++: {why_not}. {_HOW_MUCH_SLOWER}")
+
+
+def _choose_acting(context: RankContext) -> None:
+    """Let the collector of an algorithm that acts as PPO does act in C++, if the network is in C++."""
+    collector: Any = context.topology.collector
+    network, has_own = context.model.in_cpp, type(context.algorithm).act is not Algorithm.act
+    if network is None or has_own or not hasattr(collector, "use_cpp"):
+        return
+    collector.use_cpp(network.network)
+    if isinstance(
+        getattr(collector, "acting", None), CppActing
+    ):  # central inference has no rows of its own to act on
+        context.derived["network"] = "C++, also in acting"
 
 
 def _remedy(context: RankContext, progress: TrainState) -> str:

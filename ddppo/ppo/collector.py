@@ -169,8 +169,15 @@ class Collector(RolloutBuffers):
         self._life_losses: set[tuple[int, int]] = set()
 
     def use_cpp(self, network: CppNetwork) -> None:
-        """Compute the policy in C++ from the next rollout on, and the whole rollout if C++ steps the tasks."""
-        if isinstance(self.env, CppEnvs):
+        """Compute the policy in C++ from the next rollout on, and the whole rollout if C++ steps the tasks.
+
+        With an algorithm that chooses actions by `Algorithm.act` itself, which does the same in PyTorch.
+        """
+        if self.by_algorithm is not None:
+            self.by_algorithm.extras = (
+                {"logprobs": self.logprobs} if self.by_algorithm.algorithm.records else {}
+            )
+        if isinstance(self.env, CppEnvs) and type(self).collect is Collector.collect:
             self.acting = self._cpp_rollout = CppRollout(self, self.env, network)
         else:
             self.acting = CppActing(self, network)
@@ -292,7 +299,7 @@ class Collector(RolloutBuffers):
         episode_start &= valid
         self.starts[:] = starts[-1]
         if self.by_algorithm is not None:
-            return self._transitions(taken, self._final(ends), torch.from_numpy(self.rewards[:taken]))
+            return self.transitions(taken, self._final(ends), torch.from_numpy(self.rewards[:taken]))
 
         # Values of observations 0 to T. The value of the next observation bootstraps a row ...
         masks, action_values = self._compute_logprobs(taken)
@@ -342,7 +349,7 @@ class Collector(RolloutBuffers):
             final_obs = self.normalizer(final_obs)
         return final_obs, torch.stack([steps, envs], dim=1)
 
-    def _transitions(
+    def transitions(
         self,
         num_rows: int,
         final: tuple[Any, torch.Tensor],  # as `_final` returns them

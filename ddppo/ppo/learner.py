@@ -152,9 +152,7 @@ class Learner:
         self.reward_normalizer = normalizers.rewards
         self.coefficients = config.coefficients(shape.learning_rate_scale)
         self.learning_rate = config.learning_rate * shape.learning_rate_scale
-        self.optimizer = Adam(
-            [self.parameters], lr=self.learning_rate, betas=BETAS, eps=config.adam_eps, fused=True
-        )
+        self.optimizer = Adam([self.parameters], lr=self.learning_rate, eps=config.adam_eps)
         self.scale = step_scale(model, config)
         self.estimator: Any = Gae(config, num_shards=shape.local_num_shards)  # rollout, rewards -> Estimates
         self.reference: Any = None  # the policy that ppo.kl_coef holds this one to (algorithms/grpo.py)
@@ -473,9 +471,9 @@ class EagerStep:
                 norm = gradient.norm()
                 self._norms += norm.to(self._norms.dtype)
                 gradient.mul_((self._max_norm / (norm + NORM_EPS)).clamp(max=1.0))
-                # Adam does nothing while found_inf is 1 (torch.amp.GradScaler's switch). The norms' sum stays NaN from
+                # Adam does nothing while found_inf is 1. The norms' sum stays NaN from
                 # the first NaN on, so nothing moves for the rest of the iteration; `end` tells the learner.
-                self.optimizer.found_inf = 1.0 - self._norms.isfinite().float()  # type: ignore[attr-defined]
+                self.optimizer.found_inf = 1.0 - self._norms.isfinite().float()
                 with scaled_step(self.parameters, self.scale):
                     self.optimizer.step()
 
@@ -511,10 +509,31 @@ def _unwrapped(method: Any) -> Any:
 
 
 class Adam(torch.optim.Adam):
-    """torch's Adam, which loads torch's compiler only when it takes a step: that takes a second, and C++ needs no step.
+    """torch's fused Adam without torch's compiler, which torch.optim loads at the first step: that takes a second.
 
     torch wraps these methods so that compiled functions leave them alone. No compiled function calls them here.
     """
+
+    found_inf: torch.Tensor | None = None  # 1: the step changes nothing (torch.amp.GradScaler's switch)
+
+    def __init__(self, params: Any, *, lr: float, eps: float) -> None:
+        super().__init__(params, lr=lr, betas=BETAS, eps=eps, fused=True)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Move all parameters by the operation in which torch.optim.Adam(fused=True).step ends."""
+        for group in self.param_groups:
+            own, (beta1, beta2) = group["params"], group["betas"]
+            steps, means, squares = map(list, zip(*(adam_state(self, p) for p in own), strict=True))
+            torch._foreach_add_(steps, 1)
+            torch._fused_adam_(
+                own, [p.grad for p in own], means, squares, [], steps, lr=group["lr"], beta1=beta1, beta2=beta2,
+                weight_decay=0.0, eps=group["eps"], amsgrad=False, maximize=False, found_inf=self.found_inf,
+            )  # fmt: skip
+            if self.found_inf is not None:
+                torch._foreach_sub_(steps, [self.found_inf] * len(steps))
+
+    step.hooked = True  # type: ignore[attr-defined]  # no hooks around a step: torch wraps it with those of its profiler
 
     add_param_group = _unwrapped(torch.optim.Optimizer.add_param_group)
     state_dict = _unwrapped(torch.optim.Optimizer.state_dict)

@@ -37,7 +37,7 @@ def largest_difference(a, b):
 
 # -- The contract carries PPO.
 
-BY_CONTRACT = "tests.unit.ppo_by_contract:PPOByContract"
+BY_CONTRACT = "ddppo.study.bench.own:OwnPPO"
 PPO = {"total_steps": 1024, "rollout_steps": 32, "num_epochs": 3, "num_minibatches": 3, "entropy_coef": 0.01}
 
 

@@ -50,7 +50,7 @@ def no_runs(monkeypatch):
         ("foo=1", ["foo"]),
         ("rounds=0", ["rounds=0", "at least 1"]),
         ("seconds=0", ["seconds=0", "greater than 0"]),
-        ("workloads=W9", ["workloads=W9", "W1, W2, W3, W4, W5, W6, W7, W8"]),
+        ("workloads=W0", ["workloads=W0", "W1, W2, W3, W4, W5, W6, W7, W8, W9"]),
         ("workloads=", ["workloads=", "no value"]),
         ("world_sizes=0", ["world_sizes=0", "numbers of workers"]),
         ("world_sizes=two", ["world_sizes=two", "numbers of workers"]),
@@ -106,14 +106,14 @@ def test_a_fixed_workload_is_the_preset_of_the_train_door(name):
 def test_the_fixed_workloads_are_what_everybody_is_measured_on():
     def sizes(name):
         config = composed(fixed(name).overrides)
-        ppo = config.ppo
+        ppo = config.training
         batch = (config.env.num_envs, ppo.rollout_steps, ppo.num_epochs, ppo.num_minibatches)
         return config.env.id, *batch, config.model.hidden_sizes, config.model.activation
 
     assert sizes("W1") == ("CartPole-v1", 8, 64, 2, 4, [64, 64], "tanh")
     assert sizes("W2") == ("CartPole-v1", 64, 128, 4, 4, [64, 64], "tanh")
     assert sizes("W3") == ("ALE/Pong-v5", 8, 128, 4, 4, [512], "relu")
-    assert sizes("W5") == sizes("W6") == sizes("W1")
+    assert sizes("W5") == sizes("W6") == sizes("W9") == sizes("W1")
     assert sizes("W7") == ("ddppo/MaskedCartPole-v0", 16, 128, 4, 8, [64], "tanh")
     assert sizes("W8") == ("ddppo.study.bench.own:Hovering-v0", 8, 128, 4, 4, [64, 64], "tanh")
     assert sizes("W4") == ("HalfCheetah-v5", 8, 256, 10, 32, [64, 64], "tanh")

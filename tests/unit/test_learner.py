@@ -14,7 +14,7 @@ from ddppo.errors import NonFiniteError
 from ddppo.models.actor_critic import ActorCritic
 from ddppo.models.build import part_of
 from ddppo.ppo.advantages import Gae
-from ddppo.ppo.learner import Learner, Normalizers
+from ddppo.ppo.learner import Adam, Learner, Normalizers
 from ddppo.ppo.losses import STATISTICS
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer, moments
 from ddppo.ppo.rollout import Rollout
@@ -469,3 +469,21 @@ def test_what_another_policy_acted_counts_by_its_ratio_and_never_more_than_once(
     found = made.estimator(of_other, made._scaled_rewards(of_other))
     assert found.advantages.tolist() == [[1.5, 3.0]]
     assert found.returns.tolist() == [[returned, 3.0]]
+
+
+def test_adam_is_torchs_to_the_bit_and_a_gradient_that_is_not_finite_changes_nothing():
+    both = []
+    for kind, more in ((Adam, {}), (torch.optim.Adam, {"betas": (0.9, 0.999), "fused": True})):
+        generator, own = (
+            torch.Generator().manual_seed(0),
+            [torch.nn.Parameter(torch.ones(n)) for n in (70, 3)],
+        )
+        optimizer = kind(own, lr=0.01, eps=1e-5, **more)
+        for is_bad in (False, False, True, False):
+            for p in own:
+                p.grad = torch.randn(p.shape, generator=generator)
+            optimizer.found_inf = torch.tensor(float(is_bad))
+            optimizer.step()
+        both.append([*own, *(x for state in optimizer.state.values() for x in state.values())])
+    assert all(torch.equal(x, y) for x, y in zip(*both, strict=True))
+    assert both[0][2] == 3  # steps

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from ddppo import native
+from ddppo.algorithms.contract import Algorithm, AlgorithmSettings
 from ddppo.config.settings import EnvConfig
 from ddppo.config.variants import settings_of
 from ddppo.distributed.gradient_sync import FlatParameters
@@ -35,10 +36,18 @@ TASKS = {
 }
 
 
+class Recording(Algorithm):
+    """Acts as PPO does, and records what PPO records."""
+
+    records = ("logprobs",)
+    needs_successors = True
+
+
 def collector(
     env,
     *,
     is_native=True,
+    algorithm=None,
     dtype=torch.float64,
     normalizer=None,
     envs=range(ENVS),
@@ -60,6 +69,8 @@ def collector(
         dtype=dtype,
     )
     made.reset([100 + i for i in envs])
+    if algorithm is not None:
+        made.use_algorithm(algorithm(spec, AlgorithmSettings(), model))
     if is_native:
         made.use_cpp(CppNetwork(model, spec, parameters.vector))
     return made
@@ -88,10 +99,11 @@ def assert_equal(found, expected):
             )
 
 
+@pytest.mark.parametrize("algorithm", [None, Recording])
 @pytest.mark.parametrize("normalizes", [False, True])
 @pytest.mark.parametrize("name", [*TASKS, "squashed pendulum", "beta pendulum"])
 @pytest.mark.filterwarnings("ignore:.*out of date:DeprecationWarning")
-def test_it_is_the_rollout_that_the_loop_collects(name, normalizes):
+def test_it_is_the_rollout_that_the_loop_collects(name, normalizes, algorithm):
     env, model_settings = task_of(name)
     ended = 0
     normalizer = None
@@ -99,7 +111,7 @@ def test_it_is_the_rollout_that_the_loop_collects(name, normalizes):
         normalizer = ObsNormalizer(probe(env).obs, CPU, torch.float64)
         normalizer.update_(moments(0.3 * torch.randn(50, probe(env).obs_size) + 0.2))
     both = [
-        collector(env, is_native=is_native, normalizer=normalizer, **model_settings)
+        collector(env, is_native=is_native, normalizer=normalizer, algorithm=algorithm, **model_settings)
         for is_native in (True, False)
     ]
     for iteration in range(3):
@@ -107,6 +119,7 @@ def test_it_is_the_rollout_that_the_loop_collects(name, normalizes):
             made.collect(noise(made, iteration)) for made in both
         )
         assert_equal(found, expected)
+        assert algorithm is None or found.extras.keys() == {"logprobs"}
         assert [(e.step, e.env_index, e.length) for e in episodes] == [
             (e.step, e.env_index, e.length) for e in expected_episodes
         ]
@@ -168,8 +181,12 @@ def test_environments_go_on_by_single_steps_where_the_rollout_left_them():
         (ActionSpec("box", (2,)), False),
     ],
 )
-def test_where_environments_are_stepped_elsewhere_the_loop_acts_by_it(action, masked):
+@pytest.mark.parametrize("algorithm", [None, Recording])
+def test_where_environments_are_stepped_elsewhere_the_loop_acts_by_it(action, masked, algorithm):
     both = [counting_collector(action, masked=masked, rollout_steps=STEPS) for _ in range(2)]
+    if algorithm is not None:
+        for made in both:
+            made.use_algorithm(algorithm(made.env.spec, AlgorithmSettings(), made.model))
     parameters = FlatParameters(both[0].model)
     both[0].use_cpp(CppNetwork(both[0].model, both[0].env.spec, parameters.vector))
     parameters.vector.data.mul_(2)

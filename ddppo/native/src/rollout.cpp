@@ -30,7 +30,7 @@ struct RolloutArgs : ActingBuffers {
   void* raw_obs;
   const void *mean, *scale;                      // [obs_size] of the normaliser, or null
   const double* offset;                          // [obs_size], subtracted from raw doubles before their cast, or null
-  void *values, *next_values;                    // [T + 1, E] and [T, E]
+  void *values, *next_values;                    // [T + 1, E] and [T, E], or null
   double* rewards;                               // [T, E]
   bool *terminated, *truncated, *episode_start;  // [T, E]
   // [E] in and out, of the episodes under way: whether the next step begins one, returns and lengths so far.
@@ -74,7 +74,7 @@ class Recorder {
     // The next rollout begins with row T, also after a cut.
     const long row = envs_ * size_;
     std::copy_n(raw(b_.raw_obs) + b_.num_taken * row, row, raw(b_.raw_obs) + b_.num_steps * row);
-    value();
+    if (b_.values) value();
   }
 
  private:

@@ -339,7 +339,7 @@ class Differentiable:
     """
 
     def __init__(self, model: ActorCritic, spec: EnvSpec, parameters: torch.nn.Parameter) -> None:
-        self._network = CppNetwork(model, spec, parameters, torch.zeros_like(parameters.data))
+        self.network = CppNetwork(model, spec, parameters, torch.zeros_like(parameters.data))
         self._model, self._spec, self._dtype = model, spec, parameters.dtype
         self._places = [
             (module._parameters, name, p)
@@ -390,7 +390,7 @@ class Differentiable:
         """Return action parameters `[n, P]` and values `[n]` of obs `[n, *shape]`."""
         self._num_calls += 1
         if self._num_calls % _CHECKED_EVERY == 0:
-            self._network.check_unchanged()
+            self.network.check_unchanged()
         return _Outputs.apply(self, obs, *self._own)
 
     def in_torch(self, obs: Obs) -> tuple[torch.Tensor, torch.Tensor]:
@@ -402,7 +402,7 @@ class Differentiable:
         return flat_obs(obs, self._spec, self._dtype).contiguous()
 
     def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
-        network = self._network
+        network = self.network
         params, values = obs.new_empty(len(obs), network.num_params), obs.new_empty(len(obs))
         library().network_forward(
             network.handle, obs.data_ptr(), len(obs), params.data_ptr(), values.data_ptr()
@@ -418,9 +418,9 @@ class Differentiable:
             self.forward(obs)
         dparams, dvalues = dparams.contiguous(), dvalues.contiguous()
         library().network_backward(
-            self._network.handle, obs.data_ptr(), len(obs), dparams.data_ptr(), dvalues.data_ptr()
+            self.network.handle, obs.data_ptr(), len(obs), dparams.data_ptr(), dvalues.data_ptr()
         )
-        parts = self._network.gradient.clone().split(self._sizes)
+        parts = self.network.gradient.clone().split(self._sizes)
         return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
 

@@ -16,7 +16,7 @@ import torch
 from ddppo.envs.backends.classic_cpp import CppEnvs
 from ddppo.envs.vec_env import check_finite
 from ddppo.ppo.cpp.network import ActingBuffers, CppActing, CppNetwork, library
-from ddppo.ppo.rollout import Cut, FinishedEpisode, Rollout
+from ddppo.ppo.rollout import Cut, FinishedEpisode, Rollout, Transitions
 
 if TYPE_CHECKING:
     from ddppo.ppo.collector import Collector
@@ -108,10 +108,10 @@ class CppRollout(CppActing):
         if normalizer is not None:
             mean, scale = normalizer.mean_and_scale
             self._set_arrays(mean=mean, scale=scale)
+        if collector.by_algorithm is None:  # others compute the values that they need
+            self._set_arrays(values=values, next_values=self._rollout.next_values)
         self._set_arrays(
             raw_obs=raw_obs,
-            values=values,
-            next_values=self._rollout.next_values,
             rewards=collector.rewards,
             terminated=flags[0],
             truncated=flags[1],
@@ -130,7 +130,7 @@ class CppRollout(CppActing):
     def _empty(self) -> Any:
         return RolloutArgs()
 
-    def collect(self, noise: np.ndarray) -> tuple[Rollout, list[FinishedEpisode]]:
+    def collect(self, noise: np.ndarray) -> tuple[Transitions, list[FinishedEpisode]]:
         """Do as `Collector.collect` does, in one call of C++."""
         first_step = self._envs.batch.num_steps + 1
         self.begin(noise)
@@ -139,8 +139,11 @@ class CppRollout(CppActing):
         _record()(ctypes.byref(self.buffers))
         if not self.buffers.is_finite:
             self._check(first_step)
+        taken = self.buffers.num_taken
+        if self._collector.by_algorithm is not None:
+            return self._collector.transitions(taken, self._final(), self._rewards[:taken]), self._episodes()
         self._rollout.rewards.copy_(self._rewards)
-        if (taken := self.buffers.num_taken) == self.buffers.num_steps:
+        if taken == self.buffers.num_steps:
             return self._rollout, self._episodes()
         # ddp_preempt cut the rollout: return the rows taken.
         rows = {f.name: getattr(self._rollout, f.name) for f in dataclasses.fields(Rollout)}
@@ -175,6 +178,15 @@ class CppRollout(CppActing):
         check_finite(
             self._envs.names, first_step, self._obs_after[:taken], self._rewards[:taken].numpy(), ends
         )
+
+    def _final(self) -> tuple[Any, torch.Tensor]:
+        """Return final observations `[n, obs_size]` as the policy sees them, and their rows and columns `[n, 2]`."""
+        num_ends, normalizer = self.buffers.num_ends, self._collector.normalizer
+        at = torch.from_numpy(np.stack([self._end_steps[:num_ends], self._end_envs[:num_ends]], axis=1))
+        if not num_ends:
+            return None, at
+        final_obs = torch.from_numpy(self._final_obs[:num_ends].copy())
+        return final_obs if normalizer is None else normalizer(final_obs), at
 
     def _episodes(self) -> list[FinishedEpisode]:
         num_ends, first_env = self.buffers.num_ends, self._first_env

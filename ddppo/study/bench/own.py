@@ -1,9 +1,13 @@
-"""What a user would bring: a loss term (workload W5), a network (W6) and a task (W8), written as docs/guide does it.
+"""What a user would bring: a loss term (workload W5), a network (W6), a task (W8) and an algorithm (W9).
+
+All are written as docs/guide does it.
 
 Neither is faster than a user's would be: nothing here knows the code that runs it.
 """
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
@@ -11,10 +15,14 @@ import numpy as np
 import torch
 from torch import nn
 
+from ddppo.algorithms.contract import Algorithm, Part, Step, Transitions
+from ddppo.config.algorithm_settings import AlgorithmSettings
+from ddppo.config.fields import setting
 from ddppo.config.model_settings import MlpSettings
 from ddppo.models.actor_critic import ActorCritic, Obs
+from ddppo.ppo.advantages import gae
 from ddppo.ppo.losses import Samples
-from ddppo.spaces import EnvSpec
+from ddppo.spaces import EnvSpec, each
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
 
@@ -61,6 +69,66 @@ class Plain(ActorCritic):
             layers += [nn.Linear(inputs, width), _ACTIVATIONS[config.activation]()]
             inputs = width
         return nn.Sequential(*layers, nn.Linear(inputs, outputs))
+
+
+@dataclass
+class OwnPPOSettings(AlgorithmSettings):
+    """Settings of `OwnPPO`, as ddppo's PPO has them."""
+
+    learning_rate: float = setting(3e-4, "Adam step size at the start")
+    num_epochs: int = setting(4, "passes over the batch")
+    num_minibatches: int = setting(4, "minibatches of an epoch")
+    gamma: float = setting(0.99, "discount")
+    gae_lambda: float = setting(0.95, "lambda of GAE")
+    clip_coef: float = setting(0.2, "range of the probability ratio")
+    value_coef: float = setting(0.5, "weight of the value loss")
+    entropy_coef: float = setting(0.0, "weight of the entropy bonus")
+    max_grad_norm: float = setting(0.5, "largest norm of a gradient")
+
+
+class OwnPPO(Algorithm):
+    """PPO by the contract of algorithms alone; a test holds it to the parameters of ddppo's own PPO."""
+
+    settings_class = OwnPPOSettings
+    records = ("logprobs",)
+    needs_successors = True
+    max_lag = None
+
+    def parts(self) -> Mapping[str, Part]:
+        """Return one part, with a step size that falls linearly to 0."""
+        learning_rate = self.settings.learning_rate * (1.0 - self.progress)
+        return {"all": Part(learning_rate, max_grad_norm=self.settings.max_grad_norm, adam_eps=1e-5)}
+
+    def learn(self, rollout: Transitions, step: Step) -> Mapping[str, float]:
+        """Improve the clipped surrogate of the rollout, in epochs of minibatches."""
+        settings, shape = self.settings, rollout.rewards.shape
+        with torch.no_grad():
+            values = self.model.value(each(lambda x: x.flatten(0, 1), rollout.obs)).view(shape)
+            next_values = self.model.value(each(lambda x: x.flatten(0, 1), rollout.successors())).view(shape)
+        advantages = gae(
+            rollout.rewards, values, next_values, rollout.terminated, rollout.truncated, rollout.valid,
+            gamma=settings.gamma, gae_lambda=settings.gae_lambda,
+        )  # fmt: skip
+        flat = {
+            "returns": values + advantages,
+            "advantages": step.normalized(advantages, rollout.valid),
+            "actions": rollout.actions,
+            "old": rollout.extras["logprobs"],
+        }
+        flat = {name: x.flatten(0, 1) for name, x in flat.items()}
+        flat["obs"] = each(lambda x: x.flatten(0, 1), rollout.obs)
+        for rows, num_valid in step.minibatches(rollout, settings.num_epochs, settings.num_minibatches):
+            batch = {name: each(lambda x, rows=rows: x[rows], field) for name, field in flat.items()}
+            params, values = self.model(batch["obs"])
+            policy = self.model.distribution(params)
+            ratio = (policy.log_prob(batch["actions"]) - batch["old"]).exp()
+            clipped = ratio.clamp(1 - settings.clip_coef, 1 + settings.clip_coef)
+            policy_loss = -torch.minimum(ratio * batch["advantages"], clipped * batch["advantages"]).sum()
+            value_loss = 0.5 * (values - batch["returns"]).square().sum()
+            entropy = policy.entropy().sum()
+            loss = policy_loss + settings.value_coef * value_loss - settings.entropy_coef * entropy
+            step(loss, num_valid)
+        return {}
 
 
 class Hovering(gym.Env):
