@@ -7,6 +7,7 @@ computes its gradient. `CppActing`, at the end, is how a collector acts with it.
 import ctypes
 import functools
 import itertools
+import operator
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -341,15 +342,19 @@ class Differentiable:
     def __init__(self, model: ActorCritic, spec: EnvSpec, parameters: torch.nn.Parameter) -> None:
         self.network = CppNetwork(model, spec, parameters, torch.zeros_like(parameters.data))
         self._model, self._spec, self._dtype = model, spec, parameters.dtype
-        self._places = [
-            (module._parameters, name, p)
-            for module in model.modules()
-            for name, p in module._parameters.items()
-            if p is not None
-        ]
+        # Where the modules keep their parameters: dictionaries, names in them, and what was there at the start.
+        self._kept = list(
+            zip(
+                *(
+                    (module._parameters, name, p)
+                    for module in model.modules()
+                    for name, p in module._parameters.items()
+                    if p is not None
+                ),
+                strict=True,
+            )
+        )
         self._own = list(model.parameters())
-        self._sizes = [p.numel() for p in self._own]
-        self._shapes = [p.shape for p in self._own]
         self._addresses = [p.data_ptr() for p in self._own]
         self._call = 0  # counts forward passes: activations of the last one are kept
         self._num_calls = 0
@@ -367,8 +372,8 @@ class Differentiable:
             and len(inputs) == 1
             and not more
             and self._are_rows(inputs[0])
-            and all(parameters[name] is p for parameters, name, p in self._places)
-            and all(p.data_ptr() == at for p, at in zip(self._own, self._addresses, strict=True))
+            and all(map(operator.is_, map(operator.getitem, *self._kept[:2]), self._kept[2]))
+            and list(map(torch.Tensor.data_ptr, self._own)) == self._addresses
         )
 
     def _are_rows(self, obs: Any) -> bool:
@@ -412,7 +417,7 @@ class Differentiable:
 
     def backward(
         self, obs: torch.Tensor, dparams: torch.Tensor, dvalues: torch.Tensor, call: int
-    ) -> list[torch.Tensor]:
+    ) -> tuple[torch.Tensor, ...]:
         """Return the gradient by each parameter."""
         if call != self._call:  # another forward pass came between
             self.forward(obs)
@@ -420,8 +425,7 @@ class Differentiable:
         library().network_backward(
             self.network.handle, obs.data_ptr(), len(obs), dparams.data_ptr(), dvalues.data_ptr()
         )
-        parts = self.network.gradient.clone().split(self._sizes)
-        return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
+        return torch._utils._unflatten_dense_tensors(self.network.gradient.clone(), self._own)
 
 
 class _Outputs(torch.autograd.Function):
