@@ -219,9 +219,8 @@ def _choose_acting(context: RankContext) -> None:
     if network is None or has_own or not hasattr(collector, "use_cpp"):
         return
     collector.use_cpp(network.network)
-    if isinstance(
-        getattr(collector, "acting", None), CppActing
-    ):  # central inference has no rows of its own to act on
+    # With central inference the algorithm goes on acting for the observers that have come.
+    if isinstance(getattr(collector, "acting", None), CppActing):
         context.derived["network"] = "C++, also in acting"
 
 

@@ -471,8 +471,8 @@ class EagerStep:
                 norm = gradient.norm()
                 self._norms += norm.to(self._norms.dtype)
                 gradient.mul_((self._max_norm / (norm + NORM_EPS)).clamp(max=1.0))
-                # Adam does nothing while found_inf is 1. The norms' sum stays NaN from
-                # the first NaN on, so nothing moves for the rest of the iteration; `end` tells the learner.
+                # Adam does nothing while found_inf is 1. The norms' sum stays NaN from the first NaN on, so nothing
+                # moves for the rest of the iteration; `end` tells the learner.
                 self.optimizer.found_inf = 1.0 - self._norms.isfinite().float()
                 with scaled_step(self.parameters, self.scale):
                     self.optimizer.step()

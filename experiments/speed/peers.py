@@ -1,7 +1,7 @@
 """Measure ddppo and its peers on the same work in the same rounds, one thing at a time, each in a process of its own.
 
-python -m experiments.speed.peers torch=<python> [jax=<python>] [workloads=W1,W2,W4,W5,W6,W7,W8] [rounds=3] [seconds=3]
-    [before=<commit>] [out=experiments/speed/peers.csv, whose rows of other workloads stay]
+python -m experiments.speed.peers torch=<python> [jax=<python>] [workloads=W1,W2,W4,W5,W6,W7,W8,W9] [rounds=3]
+    [seconds=3] [before=<commit>] [out=experiments/speed/peers.csv, whose rows of other workloads stay]
 python -m experiments.speed.peers table=true     # medians of the CSV, and how many times the better sb3's they are
 
 torch= names a Python with torch, sb3-contrib and what the task needs; jax= one with rejax. Steps/s are
@@ -33,13 +33,14 @@ HERE = Path(__file__).resolve().parent
 OPTIONS = {
     "torch": "",
     "jax": "",
-    "workloads": "W1,W2,W4,W5,W6,W7,W8",
+    "workloads": "W1,W2,W4,W5,W6,W7,W8,W9",
     "rounds": "3",
     "seconds": "3",
     "before": "",
     "out": str(HERE / "peers.csv"),
 }
-# What the programs of peers in torch begin with. W5's term and W8's task are those of ddppo.study.bench.own.
+# What the programs of peers in torch begin with. W5's term and W8's task are those of
+# ddppo.study.bench.own; W9 is W1 to them.
 COMMON = f"""
 import json, math, sys, time
 import gymnasium as gym
@@ -296,14 +297,14 @@ print(batch * many / seconds(many))
 def peer(python: str, program: str, configured: Configuration, threads: int, seconds: float) -> float:
     """Return steps/s of a peer's program on the work of `configured`; threads 0 leaves torch's default."""
     config = composed(configured.overrides)
-    ppo: Any = config.ppo
+    training: Any = config.training
     sizes = {
         "workload": configured.workload.name,
         "env_id": config.env.id,
         "num_envs": config.env.num_envs,
-        "rollout_steps": ppo.rollout_steps,
-        "num_epochs": ppo.num_epochs,
-        "minibatch": config.env.num_envs * ppo.rollout_steps // ppo.num_minibatches,
+        "rollout_steps": training.rollout_steps,
+        "num_epochs": training.num_epochs,
+        "minibatch": config.env.num_envs * training.rollout_steps // training.num_minibatches,
         "threads": threads,
         "seconds": seconds,
     }

@@ -343,17 +343,8 @@ class Differentiable:
         self.network = CppNetwork(model, spec, parameters, torch.zeros_like(parameters.data))
         self._model, self._spec, self._dtype = model, spec, parameters.dtype
         # Where the modules keep their parameters: dictionaries, names in them, and what was there at the start.
-        self._kept = list(
-            zip(
-                *(
-                    (module._parameters, name, p)
-                    for module in model.modules()
-                    for name, p in module._parameters.items()
-                    if p is not None
-                ),
-                strict=True,
-            )
-        )
+        kept = [(m._parameters, name, p) for m in model.modules() for name, p in m._parameters.items()]
+        self._kept = list(zip(*kept, strict=True))
         self._own = list(model.parameters())
         self._addresses = [p.data_ptr() for p in self._own]
         self._call = 0  # counts forward passes: activations of the last one are kept
