@@ -302,7 +302,7 @@ class LearnerStep:
         if loss is not None:
             # The gradient of loss / count, by this part alone: backward skips what only other parameters need.
             local_loss = loss.detach() / count
-            loss.backward(nan_unless_finite(local_loss).to(loss.dtype) / count, inputs=state.own)
+            (loss * (nan_unless_finite(local_loss).to(loss.dtype) / count)).backward(inputs=state.own)
         with torch.no_grad():
             norm = state.sum_gradient_(self.group)
             if loss is not None:

@@ -282,8 +282,10 @@ class TermsInTorch:
         chosen = _Chosen(self._fields, self._orders[part])
         samples = Samples(chosen, params, values, self._network.distribution)
         found = [term(samples) for term in self.terms]
-        # The gradient of the sum over samples and terms, each times its weight and its coefficient.
-        computed = torch.autograd.grad(found, outputs, self._weights[part], allow_unused=True)
+        # The gradient of the sum over samples and terms, each times its weight and its coefficient. As an argument of
+        # `grad` the weights would load torch's symbolic shapes (.6 s of a core).
+        sums = list(map(torch.dot, found, self._weights[part]))
+        computed = torch.autograd.grad(sums, outputs, allow_unused=True)
         for slope, x in zip(slopes, computed, strict=True):
             if x is None:
                 slope.zero_()
