@@ -2,8 +2,6 @@
 
 import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -20,7 +18,7 @@ from ddppo.models.actor_critic import MLP
 from ddppo.native.compiling import CPP, NotCompiled
 from ddppo.ppo import compiled as compiled_step
 from ddppo.records import checkpoint
-from tests.support import PATIENCE_S, TINY, summary
+from tests.support import summary
 
 ENVIRON = dict(os.environ)  # with the cache of all tests
 
@@ -229,19 +227,3 @@ def test_a_model_that_compiling_would_not_make_faster_stays_eager_for_its_own_re
     assert (found["compiled_from"], found["derived"]["step"]) == (None, "eager")
     with pytest.raises(TrainingError, match="the step cannot be compiled: its time is elsewhere"):
         train(settings(compile="on"), tmp_path / "on", monkeypatch)
-
-
-@pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
-def test_a_run_in_cpp_does_not_load_torchs_compiler(tmp_path):
-    program = """
-import sys
-from ddppo.train import command
-assert command().exit_code == 0
-print(sorted({"ddppo.ppo.cpp.learner", "torch._dynamo", "sympy"} & set(sys.modules)))
-"""
-    arguments = ("env=cartpole", "ppo.total_steps=512", *TINY, f"hydra.run.dir={tmp_path}")
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        env=ENVIRON, capture_output=True, text=True, check=False, timeout=PATIENCE_S,
-    )  # fmt: skip
-    assert done.stdout.splitlines()[-1] == "['ddppo.ppo.cpp.learner']", done.stdout + done.stderr

@@ -63,8 +63,20 @@ def test_a_mistake_that_is_found_without_hydra_is_reported_as_hydra_finds_it(mis
     assert str(at_once.value) == str(of_hydra.value)
 
 
-def test_a_run_on_one_rank_imports_no_compiler_and_nothing_for_outputs_that_it_lacks(tmp_path):
-    modules, said = imported_by(*BRIEF, *TINY, f"hydra.run.dir={tmp_path / 'run'}")
+@pytest.mark.parametrize(
+    ("section", "changed"),
+    [
+        ("ppo", []),
+        ("ppo", ["ppo.losses={undecided: {term: 'ddppo.study.bench.own:undecided', coef: 0.1}}"]),
+        ("algorithm", ["algorithm.name=ddppo.study.bench.own:OwnPPO"]),
+    ],
+    ids=["in C++", "a loss term", "an algorithm"],
+)
+def test_a_run_on_one_rank_imports_no_compiler_and_nothing_for_outputs_that_it_lacks(
+    section, changed, tmp_path
+):
+    brief = [setting.replace("ppo.", f"{section}.") for setting in BRIEF]
+    modules, said = imported_by(*brief, *changed, *TINY, f"hydra.run.dir={tmp_path / 'run'}")
     assert (tmp_path / "run" / "summary.json").is_file(), said
     assert {"torch", "gymnasium", "ddppo.loop.rank"} <= modules
     packages = {".".join(name.split(".")[:2]) for name in modules} | {
