@@ -1,6 +1,5 @@
 """Which code a run computes with: C++, torch.compile or eager torch, recorded, and the same when it is resumed."""
 
-import os
 import shutil
 
 import pytest
@@ -19,8 +18,6 @@ from ddppo.native.compiling import CPP, NotCompiled
 from ddppo.ppo import compiled as compiled_step
 from ddppo.records import checkpoint
 from tests.support import summary
-
-ENVIRON = dict(os.environ)  # with the cache of all tests
 
 
 @pytest.fixture(autouse=True)
