@@ -9,6 +9,7 @@ import atexit
 import math
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,6 +29,8 @@ from ddppo.processes.forking import ForkedProcess, ForkServer, ForkServerLost, h
 from ddppo.processes.signals import StopRequest
 from ddppo.terminal import warn
 
+# Packages with modules that compute nothing when they are imported. A user's own are imported by each rank.
+_SAME_FOR_ALL = ("ddppo.", "gymnasium.", "mujoco.", "numpy.")
 _POLL_S = 0.05
 _PATIENCE_S = 5.0  # for ranks to notice that one is lost, say so and close their files
 
@@ -73,6 +76,10 @@ def _import_for_ranks(server: ForkServer, config: Config) -> None:
     is_plain = config.compile in ("auto", "on") and config.model.name == "mlp"
     if not is_plain or algorithm_name(config) != "ppo":
         modules.append("torch._dynamo")
+    if config.log.tensorboard:
+        modules.append("tensorboard.compat.proto.event_pb2")
+    # After the checks, which have built what ranks build: the modules of the task, the model and the topology.
+    modules += [name for name in sys.modules if name.startswith(_SAME_FOR_ALL)]
     with suppress(ForkServerLost):  # start_ranks meets the same, and reports it
         server.have_imported(modules)
 

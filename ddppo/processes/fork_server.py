@@ -132,6 +132,9 @@ _moved_to: str | None = (
 
 def _import(modules: Iterable[str]) -> None:
     global _moved_to
+    # An import leaves next to no garbage, and looking for it would take longer than most imports. Forked processes turn
+    # the collector on again (`_become`).
+    gc.disable()
     # A task's module may change the working directory, on which its processes may rely.
     before = os.getcwd()
     for module in modules if FORKS else ():
@@ -140,7 +143,6 @@ def _import(modules: Iterable[str]) -> None:
             import_module(module)
     if os.getcwd() != before:
         _moved_to = os.getcwd()
-    gc.collect()
     gc.freeze()  # else the collector would write to pages that processes share, and so copy them
 
 
