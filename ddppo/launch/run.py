@@ -129,6 +129,7 @@ def fork_before_computing(config: Config) -> None:
     threads may, stays locked in the copy forever. The checks that follow compute, and so start such threads. A sweep
     forks the server at W = 1 too: a later run of it may have several ranks. torchrun and mpirun start ranks themselves.
     """
+    stored.keep(config)  # for this process's rank, or those of the server
     if launcher() or (config.dist.world_size == 1 and HydraConfig.get().mode != RunMode.MULTIRUN):
         return
     import ddppo.launch.checks  # noqa: F401  # before the fork, so that the server need not import it again

@@ -11,6 +11,7 @@ import torch
 from ddppo import train
 from ddppo.config import settings, stored
 from ddppo.distributed.topologies.settings import EnvWorkersSettings
+from ddppo.launch.arguments import composed
 from ddppo.records.run_folder import held
 from tests.support import TINY, door, run
 
@@ -496,6 +497,21 @@ def test_a_run_from_before_dist_collective_keeps_what_its_dist_backend_said(tmp_
     assert "  collective: gloo\n" in text
     (tmp_path / "config.yaml").write_text(text.replace("  collective: gloo\n", "  backend: gloo\n"))
     assert stored.load_config(tmp_path / "config.yaml").dist.collective == "gloo"
+
+
+def test_a_kept_configuration_is_the_one_in_its_file_and_no_reader_can_change_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(stored, "_kept", {})
+    path = tmp_path / "config.yaml"
+    config = composed(["env=cartpole", "++env.kwargs.size='12:30'", "ppo.learning_rate=1e-5"])
+    path.write_text(stored.to_yaml(config))
+    parsed = stored.load_config(path)
+    stored.keep(config)
+    first = stored.load_config(path)
+    assert repr(first) == repr(parsed)
+    first.env.kwargs["size"] = "changed"
+    assert repr(stored.load_config(path)) == repr(parsed)
+    path.write_text(path.read_text().replace("seed: 0", "seed: 7"))
+    assert stored.load_config(path).seed == 7
 
 
 def test_a_run_from_before_there_were_pools_goes_on_with_one(tmp_path):
