@@ -10,6 +10,7 @@ All ask for the same: finish the iteration, save it and end. So does the end of 
 
 import atexit
 import ctypes
+import gc
 import os
 import signal
 import socket
@@ -347,6 +348,11 @@ def _end_with_what_is_left(module: str, code: object) -> None:
         return
     threads, processes = threads_left(), [each for each in _started() if not each.daemon]
     if not (processes or threads):
+        # Python's own end looks through all objects for garbage three times: with torch .2 s each time. Once is enough,
+        # and not at all if the collector was never turned on, as no task's code ran (ddppo/__init__.py).
+        if gc.isenabled():
+            gc.collect()
+        gc.freeze()
         return
     names = {each.name for each in (*threads, *processes) if not each.name.startswith("ThreadPoolExecutor")}
     if names:  # idle threads of an executor need no warning
