@@ -30,7 +30,10 @@ class Command(ModuleType):
         return getattr(importlib.import_module("ddppo.api"), name)(*args, **kwargs)
 
 
-_is_train = sys.orig_argv[1:3] == ["-m", "ddppo.train"] or os.path.basename(sys.argv[0]) == "ddppo-train"
+# Whether the program is `python -m ddppo.train`, with or without options of Python such as -u, or `ddppo-train`.
+_is_train = os.path.basename(sys.argv[0]) == "ddppo-train" or (
+    sys.argv[0] == "-m" and sys.orig_argv[-len(sys.argv)] == "ddppo.train"
+)
 # While ddppo.train imports and composes, next to nothing becomes garbage, and looking for it takes a tenth of the time.
 _collector_is_off = _is_train
 if _collector_is_off:
