@@ -73,7 +73,8 @@ def _keep(server: ForkServer | None) -> None:
 def _import_for_ranks(server: ForkServer, config: Config) -> None:
     modules = ["ddppo.loop.rank"]
     # A step in PyTorch imports torch's compiler, which takes as long as the rest: once here instead of on every rank.
-    is_plain = config.compile in ("auto", "on") and config.model.name == "mlp"
+    is_mlp = config.model.name == "mlp" and getattr(config.model, "memory", "none") == "none"
+    is_plain = is_mlp and config.compile in ("auto", "on") and not config.training.learning_rates
     if not is_plain or algorithm_name(config) != "ppo":
         modules.append("torch._dynamo")
     if config.log.tensorboard:

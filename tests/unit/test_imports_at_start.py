@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +12,7 @@ from ddppo.config.presets import refuse_plain_mistakes
 from ddppo.config.settings import SECTIONS, config_class
 from ddppo.errors import ConfigError
 from ddppo.launch.arguments import composed
+from ddppo.launch.local_ranks import _import_for_ranks
 from tests.support import CHECKOUT, TINY
 
 BRIEF = (
@@ -105,6 +107,24 @@ def test_the_garbage_collector_is_on_where_a_users_code_runs(world_size, tmp_pat
     environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(CHECKOUT)])}
     ended = subprocess.run(command, cwd=CHECKOUT, env=environ, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "in_torch"),
+    [
+        ([], False),
+        (["model=lstm"], True),
+        (["ppo.learning_rates={value_head: 1e-3}"], True),
+        (["compile=off"], True),
+        (["algorithm=reinforce"], True),
+    ],
+)
+def test_what_ranks_learn_with_is_imported_once_in_the_process_that_they_are_forked_from(settings, in_torch):
+    asked: list[str] = []
+    server = SimpleNamespace(have_imported=asked.extend)
+    _import_for_ranks(server, composed(["env=cartpole", *settings]))
+    assert ("torch._dynamo" in asked) == in_torch
+    assert {"ddppo.loop.rank", "tensorboard.compat.proto.event_pb2"} <= set(asked)
 
 
 def test_a_setting_that_exists_is_left_to_hydra():
