@@ -18,7 +18,6 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from ddppo.algorithms.known import algorithm_name
 from ddppo.collectives.peers import have_met, in_words, last_words, store_of_this_machine
 from ddppo.config.rules import layout
 from ddppo.config.settings import Config
@@ -72,10 +71,9 @@ def _keep(server: ForkServer | None) -> None:
 
 def _import_for_ranks(server: ForkServer, config: Config) -> None:
     modules = ["ddppo.loop.rank"]
-    # A step in PyTorch imports torch's compiler, which takes as long as the rest: once here instead of on every rank.
-    is_mlp = config.model.name == "mlp" and getattr(config.model, "memory", "none") == "none"
-    is_plain = is_mlp and config.compile in ("auto", "on") and not config.training.learning_rates
-    if not is_plain or algorithm_name(config) != "ppo":
+    if (
+        config.compile == "torch"
+    ):  # its compiler takes as long as the rest: once here instead of on every rank
         modules.append("torch._dynamo")
     if config.log.tensorboard:
         modules.append("tensorboard.compat.proto.event_pb2")

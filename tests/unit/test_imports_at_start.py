@@ -70,9 +70,10 @@ def test_a_mistake_that_is_found_without_hydra_is_reported_as_hydra_finds_it(mis
     [
         ("ppo", []),
         ("ppo", ["ppo.losses={undecided: {term: 'ddppo.study.bench.own:undecided', coef: 0.1}}"]),
+        ("ppo", ["model=lstm"]),
         ("algorithm", ["algorithm.name=ddppo.study.bench.own:OwnPPO"]),
     ],
-    ids=["in C++", "a loss term", "an algorithm"],
+    ids=["in C++", "a loss term", "in PyTorch", "an algorithm"],
 )
 def test_a_run_on_one_rank_imports_no_compiler_and_nothing_for_outputs_that_it_lacks(
     section, changed, tmp_path
@@ -109,21 +110,12 @@ def test_the_garbage_collector_is_on_where_a_users_code_runs(world_size, tmp_pat
     assert ended.returncode == 0, ended.stderr
 
 
-@pytest.mark.parametrize(
-    ("settings", "in_torch"),
-    [
-        ([], False),
-        (["model=lstm"], True),
-        (["ppo.learning_rates={value_head: 1e-3}"], True),
-        (["compile=off"], True),
-        (["algorithm=reinforce"], True),
-    ],
-)
-def test_what_ranks_learn_with_is_imported_once_in_the_process_that_they_are_forked_from(settings, in_torch):
+@pytest.mark.parametrize(("compiler", "is_used"), [("auto", False), ("off", False), ("torch", True)])
+def test_what_ranks_learn_with_is_imported_once_in_the_process_that_they_are_forked_from(compiler, is_used):
     asked: list[str] = []
     server = SimpleNamespace(have_imported=asked.extend)
-    _import_for_ranks(server, composed(["env=cartpole", *settings]))
-    assert ("torch._dynamo" in asked) == in_torch
+    _import_for_ranks(server, composed(["env=cartpole", f"compile={compiler}"]))
+    assert ("torch._dynamo" in asked) == is_used
     assert {"ddppo.loop.rank", "tensorboard.compat.proto.event_pb2"} <= set(asked)
 
 
