@@ -86,8 +86,9 @@ def test_parameters_metrics_and_evaluations_are_the_same_bits(arguments, world_s
     assert_same_bits(runs(tmp_path, *arguments, world_sizes=world_sizes))
 
 
-def test_they_are_with_a_network_of_ones_own_which_cpp_computes(tmp_path):
-    how = [*TINY, *SIZES, "dist.reduction=ordered", "env=cartpole", "model.name=ddppo.study.bench.own:Plain"]
+@pytest.mark.parametrize("network", ["ddppo.study.bench.own:Plain", "tests.distributed.own_parts:Joined"])
+def test_they_are_with_a_network_of_ones_own_which_cpp_computes(network, tmp_path):
+    how = [*TINY, *SIZES, "dist.reduction=ordered", "env=cartpole", f"model.name={network}"]
     for world_size in (1, 2):
         result = door(*how, f"dist.world_size={world_size}", run_dir=tmp_path / str(world_size))
         assert result.code == 0, result.stderr

@@ -79,6 +79,7 @@ struct Task {
   std::vector<long> hidden;
   bool of_state = false;  // standard deviations are outputs
   std::vector<long> of_policy = {};  // layers behind the shared ones
+  bool joins = false;                // behind the shared ones: the last two added, then that sum beside the observation
 
   bool is_box() const { return kind == kBox || kind == kBeta; }
   bool puts_out_all() const { return kind == kBeta || of_state; }
@@ -96,19 +97,25 @@ struct Network {
     int64_t total = 0;
     auto place = [&](long size) { offsets.push_back(total), total += size; };
     auto linear = [&](long in, long out) { place(in * out), place(out); };
-    // The description of shared layers, those of the policy and those of the values.
-    std::vector<int64_t> d = {sizeof(Real) == 8, task.kind, task.of_state, task.obs};
-    long widths[3];
+    // The description of the layers: shared ones, those of the policy and those of the values.
+    std::vector<int64_t> d = {sizeof(Real) == 8, task.kind, task.of_state, task.obs, 0};
+    long widths[3], last[3];
     for (int trunk = 0; trunk < 3; trunk++) {
-      long& in = widths[trunk] = trunk ? widths[0] : task.obs;
+      long &in = widths[trunk] = trunk ? widths[0] : task.obs, &below = last[trunk] = trunk ? last[0] : -1;
       const std::vector<long> layers = (trunk == 0) == task.shared ? task.hidden : trunk == 1 ? task.of_policy : std::vector<long>{};
-      d.push_back(int64_t(layers.size()));
       for (long out : layers) {
-        linear(in, out), in = out;
+        linear(in, out);
         if (task.norm) place(out), place(out);
-        d.insert(d.end(), {out, task.activation, task.norm});
+        d.insert(d.end(), {out, task.activation, true, task.norm, 1, below, 0, in, 0});
+        in = out, below = d[4]++;
       }
+      if (!task.joins || trunk) continue;
+      if (task.norm) place(in), place(in);
+      d.insert(d.end(), {in, task.activation, false, task.norm, 2, below - 1, 0, in, 0, below, 0, in, 0});
+      d.insert(d.end(), {in + task.obs - 1, kIdentity, false, false, 2, below + 1, 0, in, 0, -1, 1, task.obs - 1, in});
+      in += task.obs - 1, below += 2, d[4] += 2;
     }
+    d.insert(d.end(), {last[1], last[2]});
     linear(widths[1], task.puts_out_all() ? 2 * task.sizes : task.sizes), linear(widths[2], 1);
     if (task.kind == kBox && !task.of_state) place(task.sizes);
     parameters = numbers<Real>(total, -0.4, 0.4);
@@ -265,6 +272,8 @@ int main() {
       {"state-tanh-box", kTanh, true, false, kBox, 17, 6, {33}, true},
       {"beta-tanh-box", kTanh, false, false, kBeta, 17, 5, {33}},
       {"own-relu-box", kRelu, true, true, kBox, 17, 6, {37}, false, {21, 9}},
+      {"joined-gelu-box", kGelu, true, false, kBox, 17, 6, {21, 21}, false, {9}, true},
+      {"joined-norm-tanh-discrete", kTanh, true, true, kDiscrete, 5, 3, {33, 33}, false, {}, true},
   };
   for (const Task& task : tasks) {
     networks<float>(task, "float");

@@ -47,7 +47,7 @@ def built(folder, compiler, *flags, runner=()):
         of_each.setdefault(what, {})[shape] = found
     for what, hashes in of_each.items():
         assert len(set(hashes.values())) == 1, f"{what} depends on the shape: {hashes}"
-    assert len(of_each) == 116
+    assert len(of_each) == 134
     return {what: next(iter(hashes.values())) for what, hashes in of_each.items()}
 
 

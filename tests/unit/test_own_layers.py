@@ -17,7 +17,7 @@ from ddppo.distributed.gradient_sync import FlatParameters
 from ddppo.errors import TrainingError
 from ddppo.models.actor_critic import MLP, ActorCritic, random_obs
 from ddppo.ppo.cpp.learner import CppStep
-from ddppo.ppo.cpp.network import CppNetwork, Differentiable, NotInCpp, is_as_in_torch, layers_of
+from ddppo.ppo.cpp.network import OBS, CppNetwork, Differentiable, NotInCpp, is_as_in_torch, layers_of
 from ddppo.ppo.gradient_check import worst_error
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 from ddppo.study.bench.own import Plain
@@ -136,7 +136,83 @@ class Several(Split):
 
 
 class Swapped(Several):
+    """Arrays in another order than that of the task."""
+
     order = ("at", "wind", "speed")
+
+
+class Block(nn.Module):
+    """x + f(x), with layer normalisation in front (SimBa: Lee et al. 2024)."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
+        )
+
+    def forward(self, x):
+        return x + self.layers(x)
+
+
+class Blocks(Split):
+    """Residual blocks that policy and values share, behind a linear layer, and a norm behind the last block."""
+
+    def __init__(self, spec, config):
+        super().__init__(spec, config)
+        self.trunk = nn.Sequential(nn.Linear(spec.obs_size, 17), Block(17), Block(17), nn.LayerNorm(17))
+
+
+class Added(Split):
+    """Activations before and behind additions, a sum of three, and values from two layers joined."""
+
+    def __init__(self, spec, config):
+        super().__init__(spec, config)
+        self.trunk = nn.ModuleList([nn.Linear(spec.obs_size, 17), nn.Linear(17, 17), nn.Linear(17, 17)])
+        self.narrow, self.wide = nn.Linear(17, 4), nn.Linear(4, 17)
+        self.critic = nn.Linear(17 + 4, 1)
+
+    def hidden(self, obs):
+        x = F.silu(self.trunk[0](obs))
+        y = self.trunk[1](x)
+        x = F.gelu(torch.add(x, y.tanh())) + y
+        x = (x + F.elu(self.trunk[2](x))).relu()
+        narrow = obs + self.narrow(x)
+        return x, narrow
+
+    def action_params(self, obs):
+        x, narrow = self.hidden(obs)
+        return self.actor[1](self.actor[0](x.add(self.wide(narrow))))
+
+    def value(self, obs):
+        return self.critic(torch.cat(self.hidden(obs)[::-1], dim=-1)).squeeze(-1)
+
+
+class Encoders(Several):
+    """An encoder of each array, joined with an array as it is; the values also see halves in another order."""
+
+    def __init__(self, spec, config):
+        super().__init__(spec, config)
+        self.at, self.wind = nn.Sequential(nn.Flatten(), nn.Linear(6, 9), nn.SiLU()), nn.Linear(2, 7)
+        self.trunk[1], self.critic[0] = nn.Linear(7 + 9 + 1, 17), nn.Linear(17 + 18, 5)
+
+    def joined(self, obs):
+        return torch.cat([self.wind(obs["wind"]).relu(), self.at(obs["at"]), obs["speed"].unsqueeze(1)], 1)
+
+    def value(self, obs):
+        first, rest = (x := self.trunk(self.joined(obs)))[:, :8], x[:, 8:]
+        a, b = (self.at(obs["at"])[:, 1:]).chunk(2, dim=-1)
+        halves = torch.cat(
+            [
+                rest,
+                first,
+                b + a,
+                obs["at"].flatten(1)[:, :5],
+                first + rest[..., 1:],
+                obs["speed"].unsqueeze(1),
+            ],
+            1,
+        )
+        return self.critic(halves).squeeze(-1)
 
 
 def made(kind, spec=DISCRETE, dtype=torch.float32, **settings):
@@ -163,6 +239,10 @@ in_cpp = pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_
         (Split, DISCRETE, {}),
         (Split, IMAGE, {}),
         (Several, SEVERAL, {}),
+        (Swapped, SEVERAL, {}),
+        (Encoders, SEVERAL, {}),
+        (Blocks, BOX, {"distribution": "beta"}),
+        (Added, DISCRETE, {}),
         (Derived, SEVERAL, {}),
         (Linear, DISCRETE, {}),
         (Alone, DISCRETE, {}),
@@ -192,11 +272,12 @@ def test_outputs_and_gradients_are_the_networks_own(kind, spec, settings, dtype)
 
 def test_layers_in_common_are_shared_however_often_they_are_called():
     layers = layers_of(made(Split))
-    assert [[hidden.linear for hidden in x] for x in (layers.shared, layers.policy, layers.value)] == [
-        ["trunk.1"],
-        ["actor.0"],
-        ["critic.0"],
+    assert [(layer.linear, [source.layer for source in layer.sources]) for layer in layers.layers] == [
+        ("trunk.1", [OBS]),
+        ("actor.0", [0]),
+        ("critic.0", [0]),
     ]
+    assert (layers.policy, layers.value) == (1, 2)
     assert (layers.policy_head, layers.value_head) == ("actor.1", "critic.3")
     assert layers_of(made(Derived, shared_trunk=True)) == layers_of(made(MLP, shared_trunk=True))
 
@@ -285,6 +366,16 @@ class Residual(Plain):
         return self.policy(obs + obs.sin())
 
 
+class Shifted(Plain):
+    def action_params(self, obs):
+        return self.policy(obs + 1.0)
+
+
+class Stacked(Plain):
+    def action_params(self, obs):
+        return self.policy(torch.stack([obs, obs], dim=1).flatten(1)[:, :4])
+
+
 class Deciding(Plain):
     def forward(self, obs):
         return super().forward(obs if obs.sum() > 0 else -obs)
@@ -355,6 +446,8 @@ class OwnChoice(Plain):
 
 REFUSED = {
     Residual: r"Residual.action_params calls sin \(test_own_layers.py:\d+\), which C\+\+ does not have",
+    Shifted: r"Shifted.action_params calls add \(test_own_layers.py:\d+\), which C\+\+ does not have",
+    Stacked: r"Stacked.action_params calls stack \(test_own_layers.py:\d+\), which C\+\+ does not have",
     Deciding: r"Deciding.forward decides by what is in a tensor at test_own_layers.py:\d+",
     Counting: "Counting changes its attribute calls when it is called",
     Filling: r"Filling.forward reads calls \(test_own_layers.py:\d+\)",
@@ -378,13 +471,6 @@ def test_a_layer_that_is_called_twice_is_not_read():
     model.policy[4] = nn.Linear(16, 3)
     with pytest.raises(NotInCpp, match=r"policy\.2 is called twice"):
         layers_of(model)
-
-
-def test_arrays_in_another_order_are_not_read():
-    with pytest.raises(
-        NotInCpp, match=r"reads at and wind and speed .*all arrays in their order: at, speed, wind"
-    ):
-        layers_of(made(Swapped, SEVERAL))
 
 
 def test_log_standard_deviations_without_limits_stay_in_torch():

@@ -267,9 +267,9 @@ using namespace ddppo;
 extern "C" {
 
 // Make a network that reads `parameters` and writes `gradient`, two flat vectors [num_parameters] that outlive it.
-// description: is_double, kind of action, puts_out_log_std, obs_size, then for the shared layers, those of the policy and
-// those of the values their number and of each (width, activation, has_norm); num_sizes, sizes..., num_offsets,
-// offsets..., num_parameters, num_nodes.
+// description: is_double, kind of action, puts_out_log_std, obs_size; the number of layers, and of each (width,
+// activation, has_linear, has_norm, number of sources, and of each (layer or -1, first, width, column)); the layers that
+// the two heads read; num_sizes, sizes..., num_offsets, offsets..., num_parameters, num_nodes.
 // bounds: shifts, scales [dimensions], nodes, weights [num_nodes] of Actions in losses.hpp, or null.
 void* network_create(const int64_t* description, void* parameters, void* gradient, const double* bounds) {
   const int64_t* at = description;
@@ -285,8 +285,12 @@ void* network_create(const int64_t* description, void* parameters, void* gradien
     values.assign(at, at + n);
     at += n;
   };
-  for (auto& trunk : shape.trunks)
-    for (int64_t n = *at++; n > 0; n--, at += 3) trunk.push_back({at[0], static_cast<Activation>(at[1]), at[2] != 0});
+  for (int64_t n = *at++; n > 0; n--) {
+    shape.layers.push_back({at[0], static_cast<Activation>(at[1]), at[2] != 0, at[3] != 0, {}});
+    at += 5;
+    for (int64_t num = at[-1]; num > 0; num--, at += 4) shape.layers.back().sources.push_back({at[0], at[1], at[2], at[3]});
+  }
+  shape.policy = *at++, shape.value = *at++;
   list(actions.sizes);
   const bool sums = actions.kind == kDiscrete || actions.kind == kMultiDiscrete;
   actions.num_params = 0;

@@ -1,13 +1,15 @@
-// A multi-layer perceptron with two linear heads, forward and backward: the MLP of ddppo/models/actor_critic.py, or a
-// network of a user's own that has such layers (ddppo/ppo/cpp/network.py). Hidden layers are shared by policy and values,
-// or belong to one of them:
+// A network of linear layers with two linear heads, forward and backward: the MLP of ddppo/models/actor_critic.py, or a
+// network of a user's own that has such layers (ddppo/ppo/cpp/network.py). Each layer reads the observation or earlier
+// layers:
 //
-//   observation -> shared layers -> layers of the policy -> policy's head
-//                               \-> layers of the values -> value's head
+//   linear layer   one of them, whole: f(norm(x W^T + b)), norm and activation f optional
+//   joined layer   columns of several, beside one another or added: f(norm(their sum)); residual additions, torch.cat
+//
+// Both heads read a layer or the observation. Layers before the policy's head may also be before the value's: shared.
 //
 // Rows (samples) are computed in blocks of kBlockRows, which stay in the cache from the observation to the gradient.
 // Weights [out, in] are read from torch's flat vector of parameters, and packed for the products by `refresh`, which
-// must be called after every change of them. Read from bottom to top: Network, Trunk, Linear of layers.hpp, and
+// must be called after every change of them. Read from bottom to top: Network, Layer, Linear of layers.hpp, and
 // the products of matrix.hpp.
 //
 // A loss that torch computes needs the outputs of a whole minibatch first: `forward_rows` keeps the activations of all its
@@ -28,103 +30,124 @@ namespace ddppo {
 
 constexpr long kBlockRows = 96;
 
-// Hidden layers ----------------------------------------------------------------------------------------------------
+// Layers -----------------------------------------------------------------------------------------------------------
+
+constexpr long kObs = -1;  // in place of a layer: the observation
+
+// Columns [first, first + width) of what a layer reads, added to its inputs from `column` on.
+struct Source {
+  long layer, first, width, column;
+};
 
 template <class Real>
-struct Trunk {  // hidden layers in a row, perhaps none
-  struct Hidden {
-    Linear<Real> linear;
-    std::unique_ptr<LayerNorm<Real>> norm;  // behind the product, or null
-    Activation kind;
-    Buffer<Real> xhat, inverses;  // of the same rows as `output`: what the norm keeps for its gradient
-    Buffer<Real> output;          // activations: of the current block, or of all rows that are kept
-    Buffer<Real> derivative;      // f'(x) of the same rows, for activations that keep it
-    Buffer<Real> slope;           // the gradient before the activation, of the current block
-  };
-  std::vector<Hidden> layers;
-  long at = 0;  // first row of the current block in what is kept
-
-  bool empty() const { return layers.empty(); }
-  Hidden& last() { return layers.back(); }
+struct Layer {
+  std::vector<Source> sources;             // of a linear layer: one, all of its columns
+  long width, out_width;                   // of the outputs, and padded to whole vectors
+  std::unique_ptr<Linear<Real>> linear;    // null: a joined layer
+  std::unique_ptr<LayerNorm<Real>> norm;   // or null
+  Activation kind;
+  bool of_policy, of_value;                // whether the head of each depends on it
+  bool is_joined;                          // a joined layer reads it
+  Buffer<Real> xhat, inverses;             // of the same rows as `outputs`: what the norm keeps for its gradient
+  Buffer<Real> outputs;                    // activations: of the current block, or of all rows that are kept
+  Buffer<Real> derivatives;                // f'(x) of the same rows, for activations that keep it
+  Buffer<Real> slope;                      // the gradient before the activation, of the current block;
+                                           // of a layer that is_joined: behind it, until `backward`
+  bool is_begun = false;                   // whether layers above have left something in `slope` of this block
+  long at = 0;                             // first row of the current block in what is kept
 
   void allocate(long rows) {
-    for (Hidden& layer : layers) {
-      const long size = rows * layer.linear.out_width;
-      layer.output = Buffer<Real>(size);
-      if (layer.norm) layer.xhat = Buffer<Real>(size), layer.inverses = Buffer<Real>(rows);
-      if (keeps_derivative(layer.kind)) layer.derivative = Buffer<Real>(size);
-      if (!layer.slope.size()) layer.slope = Buffer<Real>(kBlockRows * layer.linear.out_width);
-    }
+    outputs = Buffer<Real>(rows * out_width);
+    if (norm) xhat = Buffer<Real>(rows * out_width), inverses = Buffer<Real>(rows);
+    if (keeps_derivative(kind)) derivatives = Buffer<Real>(rows * out_width);
+    if (!slope.size()) slope = Buffer<Real>(kBlockRows * out_width);
   }
 
   // Rows of the current block.
-  Real* output(const Hidden& layer) const { return layer.output.get() + at * layer.linear.out_width; }
-  Real* xhat(const Hidden& layer) const { return layer.xhat.get() + at * layer.linear.out_width; }
-  Real* inverses(const Hidden& layer) const { return layer.inverses.get() + at; }
-  Real* derivative(const Hidden& layer) const {
-    return keeps_derivative(layer.kind) ? layer.derivative.get() + at * layer.linear.out_width : nullptr;
-  }
-  // The outputs of the last layer, or x without layers.
-  const Real* output(const Real* x) const { return empty() ? x : output(layers.back()); }
+  Real* output() const { return outputs.get() + at * out_width; }
+  Real* derivative() const { return keeps_derivative(kind) ? derivatives.get() + at * out_width : nullptr; }
 
-  const Real* forward(const Real* x, long rows) {
-    for (const Hidden& layer : layers) {
-      const Linear<Real>& linear = layer.linear;
-      const long width = linear.out_width;
-      if (!layer.norm) {
-        linear.forward(x, rows, Activated<Real>{layer.kind, linear.bias(), output(layer), derivative(layer), width});
-      } else {
-        linear.forward(x, rows, Affine<Real>{linear.bias(), xhat(layer), width});
-        layer.norm->forward(layer.kind, rows, xhat(layer), inverses(layer), output(layer), derivative(layer));
-      }
-      x = output(layer);
-    }
-    return x;
+  // x: inputs of a linear layer. add: of a joined one, `add(to)` writes the sum of its sources.
+  template <class Add>
+  void forward(const Real* x, long rows, Add&& add) const {
+    Real* before = norm ? xhat.get() + at * out_width : output();  // before the norm or the activation
+    if (linear && !norm)
+      return linear->forward(x, rows, Activated<Real>{kind, linear->bias(), output(), derivative(), out_width});
+    if (linear)
+      linear->forward(x, rows, Affine<Real>{linear->bias(), before, out_width});
+    else
+      add(before);
+    if (norm)
+      norm->forward(kind, rows, before, inverses.get() + at, output(), derivative());
+    else if (kind != kIdentity)
+      activate_rows(rows);
   }
 
-  // Go backward through a layer above, from the gradient `dz` by its outputs into the slopes of the last layer here;
-  // `adds`: to those that another layer above has left there.
-  void descend(const Linear<Real>& above, const Real* dz, long rows, bool adds) {
-    descend_to(layers.back(), above, dz, rows, adds);
-  }
-
-  // Backward from the last layer, with its gradient in `slope`, to the first. x: inputs of the first.
-  void backward(const Real* x, long rows, const std::vector<Piece>& pieces, const Gradients<Real>& to) {
-    for (std::size_t l = layers.size(); l-- > 0;) {
-      Hidden& layer = layers[l];
-      Real* dz = layer.slope.get();
-      if (layer.norm) {
-        const long width = layer.linear.out_width;
-        for (const auto& [shard, first, num] : pieces)
-          layer.norm->accumulate(xhat(layer) + first * width, dz + first * width, num, shard);
-        layer.norm->backward(xhat(layer), inverses(layer), rows, dz);
-      }
-      accumulate_pieces<Real>(layer.linear, l ? output(layers[l - 1]) : x, dz, pieces, to);
-      if (l) descend_to(layers[l - 1], layer.linear, dz, rows, false);
-    }
-  }
-
- private:
-  void descend_to(Hidden& layer, const Linear<Real>& above, const Real* dz, long rows, bool adds) {
+  // Go backward through a linear layer above, from the gradient `dz` by its outputs into `slope`.
+  void descend(const Linear<Real>& above, const Real* dz, long rows) {
     above.backward(
         dz, rows,
         Descended<Real>{
-            layer.kind, output(layer), derivative(layer), layer.slope.get(), layer.linear.out_width, adds});
+            is_joined ? kIdentity : kind, output(), is_joined ? nullptr : derivative(), slope.get(), out_width, is_begun});
+    is_begun = true;
+  }
+
+  // Add to `slope` the gradient [rows, dz_width] by the columns from `first` on.
+  void add_slopes(long first, long num, const Real* dz, long dz_width, long rows) {
+    if (!is_begun) std::memset(slope.get(), 0, rows * out_width * sizeof(Real));
+    is_begun = true;
+    for (long r = 0; r < rows; r++) {
+      Real* to = slope.get() + r * out_width + first;
+      for (long j = 0; j < num; j++) to[j] += dz[r * dz_width + j];
+    }
+  }
+
+  // From the gradient in `slope` to that by the weights, and in `slope` by the inputs of the norm. x: inputs of a linear
+  // layer.
+  void backward(const Real* x, long rows, const std::vector<Piece>& pieces, const Gradients<Real>& to) {
+    Real* dz = slope.get();
+    if (is_joined && kind != kIdentity)
+      for (long i = 0; i < rows * out_width; i += Simd<Real>::lanes) {
+        const V<Real> by = derivative() ? Simd<Real>::load(derivative() + i)
+                                        : ddppo::derivative<Real>(kind, Simd<Real>::load(output() + i));
+        Simd<Real>::store(dz + i, Simd<Real>::load(dz + i) * by);
+      }
+    if (norm) {
+      const Real* kept = xhat.get() + at * out_width;
+      for (const auto& [shard, first, num] : pieces)
+        norm->accumulate(kept + first * out_width, dz + first * out_width, num, shard);
+      norm->backward(kept, inverses.get() + at, rows, dz);
+    }
+    if (linear) accumulate_pieces<Real>(*linear, x, dz, pieces, to);
+  }
+
+ private:
+  void activate_rows(long rows) const {
+    for (long i = 0; i < rows * out_width; i += Simd<Real>::lanes) {
+      const V<Real> x = Simd<Real>::load(output() + i);
+      if (!derivative()) {
+        Simd<Real>::store(output() + i, activate<Real>(kind, x));
+        continue;
+      }
+      V<Real> by;
+      Simd<Real>::store(output() + i, activate<Real>(kind, x, by));
+      Simd<Real>::store(derivative() + i, by);
+    }
   }
 };
 
 // The network ------------------------------------------------------------------------------------------------------
 
-struct HiddenShape {
+struct LayerShape {
   long width;
   Activation activation;
-  bool has_norm;
+  bool has_linear, has_norm;
+  std::vector<Source> sources;
 };
 
-enum { kShared, kPolicy, kValue, kNumTrunks };
-
 struct Shape {
-  std::vector<HiddenShape> trunks[kNumTrunks];
+  std::vector<LayerShape> layers;  // each behind those that it reads
+  long policy, value;              // the layers that the heads read, or kObs
   // Of a box: log standard deviations are parameters beside the network, or the second half of the policy head's
   // outputs, limited to kLogStdLow and kLogStdHigh.
   bool has_log_std, puts_out_log_std;
@@ -143,31 +166,37 @@ inline V<Real> limited(V<Real> log_std) {
 template <class Real>
 class Network {
  public:
-  // offsets: positions in the flat vector of weight and bias (-1 for none), for every hidden layer of the three trunks,
-  // of the policy's head and of the value's head. Gain and shift of a layer with a norm follow its own. With
-  // has_log_std, log_std comes last.
+  // offsets: positions in the flat vector of weight and bias (-1 for none), for every layer, the policy's head and the
+  // value's head. Gain and shift of a norm follow those of its linear layer. With has_log_std, log_std comes last.
   Network(const Shape& shape, const std::vector<long>& offsets, const Real* parameters)
       : shape(shape), x_(kBlockRows * padded<Real>(shape.obs_size)) {
     std::size_t at = 0;
     auto linear = [&](long in, long out) {
       at += 2;
-      return Linear<Real>(parameters, offsets[at - 2], offsets[at - 1], in, out);
+      return std::make_unique<Linear<Real>>(parameters, offsets[at - 2], offsets[at - 1], in, out);
     };
-    long widths[kNumTrunks];  // of the outputs
-    for (int t = 0; t < kNumTrunks; t++) {
-      long& in = widths[t] = t == kShared ? shape.obs_size : widths[kShared];
-      for (const auto& [out, activation, has_norm] : shape.trunks[t]) {
-        trunks_[t].layers.push_back({linear(in, out), nullptr, activation, {}, {}, {}, {}, {}});
-        if (has_norm) {
-          trunks_[t].last().norm =
-              std::make_unique<LayerNorm<Real>>(parameters, offsets[at], offsets[at + 1], out);
-          at += 2;
-        }
-        in = out;
+    auto width = [&](long layer) { return layer == kObs ? shape.obs_size : layers_[layer].width; };
+    for (const auto& [out, activation, has_linear, has_norm, sources] : shape.layers) {
+      Layer<Real> layer{};
+      layer.sources = sources, layer.kind = activation, layer.width = out, layer.out_width = padded<Real>(out);
+      if (has_linear) layer.linear = linear(width(sources[0].layer), out);
+      if (has_norm) {
+        layer.norm = std::make_unique<LayerNorm<Real>>(parameters, offsets[at], offsets[at + 1], out);
+        at += 2;
       }
+      layers_.push_back(std::move(layer));
     }
-    policy_head_ = std::make_unique<Linear<Real>>(linear(widths[kPolicy], shape.num_outputs));
-    value_head_ = std::make_unique<Linear<Real>>(linear(widths[kValue], 1));
+    policy_head_ = linear(width(shape.policy), shape.num_outputs);
+    value_head_ = linear(width(shape.value), 1);
+    if (shape.policy != kObs) layers_[shape.policy].of_policy = true;
+    if (shape.value != kObs) layers_[shape.value].of_value = true;
+    for (long l = long(layers_.size()); l-- > 0;)
+      for (const Source& source : layers_[l].sources)
+        if (source.layer != kObs) {
+          layers_[source.layer].of_policy |= layers_[l].of_policy;
+          layers_[source.layer].of_value |= layers_[l].of_value;
+          layers_[source.layer].is_joined |= !layers_[l].linear;
+        }
     if (shape.has_log_std) log_std_ = parameters + (log_std_at_ = offsets[at]);
     allocate_outputs(kBlockRows);
     dparams_ = Buffer<Real>(kBlockRows * policy_head_->out_width);
@@ -195,7 +224,7 @@ class Network {
     for (long r0 = 0; r0 < n; r0 += kBlockRows) {
       const long rows = std::min(kBlockRows, n - r0);
       load(obs + r0 * shape.obs_size, nullptr, 0, rows);
-      forward_shared(rows);
+      forward_layers(rows, [](const Layer<Real>& layer) { return layer.of_policy; });
       forward_policy(rows);
       copy_params(rows, params + r0 * num_params());
     }
@@ -207,7 +236,7 @@ class Network {
     for (long r0 = 0; r0 < n; r0 += kBlockRows) {
       const long rows = std::min(kBlockRows, n - r0);
       load(obs + r0 * shape.obs_size, nullptr, 0, rows);
-      forward_shared(rows);
+      forward_layers(rows, [](const Layer<Real>& layer) { return layer.of_value; });
       forward_value(rows);
       copy_values(rows, values + r0);
     }
@@ -273,18 +302,17 @@ class Network {
  private:
   template <class F>
   void for_each_layer(F&& f) {
-    for (Trunk<Real>& trunk : trunks_)
-      for (auto& layer : trunk.layers) {
-        f(layer.linear);
-        if (layer.norm) f(*layer.norm);
-      }
+    for (Layer<Real>& layer : layers_) {
+      if (layer.linear) f(*layer.linear);
+      if (layer.norm) f(*layer.norm);
+    }
     f(*policy_head_);
     f(*value_head_);
   }
 
   // Forward of a block of rows, whose observations are loaded.
   void forward(long rows) {
-    forward_shared(rows);
+    forward_layers(rows, [](const Layer<Real>&) { return true; });
     forward_policy(rows);
     forward_value(rows);
   }
@@ -298,24 +326,29 @@ class Network {
           dparams_.get() + first * params_width(), dvalues_.get() + first * values_width(),
           shape.has_log_std ? to.of(shard) + log_std_at_ : nullptr);
     if (shape.puts_out_log_std) limit_slopes(rows);
-    // Backward: heads, the layers of each, and the shared ones, into which both lead.
-    const Real* shared = trunks_[kShared].output(x_.get());
-    bool is_begun = false;  // whether the shared layers have slopes
-    auto to_shared = [&](const Linear<Real>& above, const Real* dz) {
-      if (trunks_[kShared].empty()) return;
-      trunks_[kShared].descend(above, dz, rows, is_begun);
-      is_begun = true;
+    // Backward: heads, then each layer behind all that read it.
+    for (Layer<Real>& layer : layers_) layer.is_begun = false;
+    auto pass = [&](const Linear<Real>& above, long below, const Real* dz) {
+      if (below != kObs) layers_[below].descend(above, dz, rows);
     };
-    auto branch = [&](Linear<Real>& head, Trunk<Real>& trunk, const Real* dz) {
-      accumulate_pieces<Real>(head, trunk.output(shared), dz, pieces, to);
-      if (trunk.empty()) return to_shared(head, dz);
-      trunk.descend(head, dz, rows, false);
-      trunk.backward(shared, rows, pieces, to);
-      to_shared(trunk.layers.front().linear, trunk.layers.front().slope.get());
+    auto head = [&](Linear<Real>& linear, long below, const Real* dz) {
+      accumulate_pieces<Real>(linear, output(below), dz, pieces, to);
+      pass(linear, below, dz);
     };
-    branch(*policy_head_, trunks_[kPolicy], dparams_.get());
-    branch(*value_head_, trunks_[kValue], dvalues_.get());
-    trunks_[kShared].backward(x_.get(), rows, pieces, to);
+    head(*policy_head_, shape.policy, dparams_.get());
+    head(*value_head_, shape.value, dvalues_.get());
+    for (std::size_t l = layers_.size(); l-- > 0;) {
+      Layer<Real>& layer = layers_[l];
+      const long first = layer.sources[0].layer;
+      layer.backward(output(first), rows, pieces, to);
+      if (layer.linear)
+        pass(*layer.linear, first, layer.slope.get());
+      else
+        for (const Source& source : layer.sources)
+          if (source.layer != kObs)
+            layers_[source.layer].add_slopes(
+                source.first, source.width, layer.slope.get() + source.column, layer.out_width, rows);
+    }
   }
 
   // Copy a block of observations into x_, padded to whole vectors.
@@ -325,25 +358,50 @@ class Network {
       std::copy_n(obs + (order ? order[first + r] : r + first) * size, size, x_.get() + r * width);
   }
 
-  void forward_shared(long rows) { trunks_[kShared].forward(x_.get(), rows); }
-  void forward_policy(long rows) { forward(trunks_[kPolicy], *policy_head_, rows, params()); }
-  void forward_value(long rows) { forward(trunks_[kValue], *value_head_, rows, values()); }
+  template <class F>
+  void forward_layers(long rows, F&& is_needed) {
+    for (const Layer<Real>& layer : layers_)
+      if (is_needed(layer))
+        layer.forward(output(layer.sources[0].layer), rows, [&](Real* to) { join(layer, rows, to); });
+  }
+  void forward_policy(long rows) { forward(*policy_head_, shape.policy, rows, params()); }
+  void forward_value(long rows) { forward(*value_head_, shape.value, rows, values()); }
 
-  void forward(Trunk<Real>& trunk, const Linear<Real>& head, long rows, Real* out) {
-    const Real* hidden = trunk.forward(trunks_[kShared].output(x_.get()), rows);
-    head.forward(hidden, rows, Affine<Real>{head.bias(), out, head.out_width});
+  void forward(const Linear<Real>& head, long layer, long rows, Real* out) {
+    head.forward(output(layer), rows, Affine<Real>{head.bias(), out, head.out_width});
   }
 
+  // Write the sum of the sources of a joined layer, in their order. The first of them cover all columns.
+  void join(const Layer<Real>& layer, long rows, Real* to) const {
+    long covered = 0;
+    for (const auto& [below, first, width, column] : layer.sources) {
+      const Real* from = output(below) + first;
+      const long step = below == kObs ? padded<Real>(shape.obs_size) : layers_[below].out_width;
+      for (long r = 0; r < rows; r++) {
+        Real* out = to + r * layer.out_width + column;
+        if (covered < layer.width)
+          std::copy_n(from + r * step, width, out);
+        else
+          for (long j = 0; j < width; j++) out[j] += from[r * step + j];
+      }
+      covered += width;
+    }
+  }
+
+  // The outputs of a layer for the current block, or its observations.
+  const Real* output(long layer) const { return layer == kObs ? x_.get() : layers_[layer].output(); }
+
   // Outputs of the current block, which begins at row `at` of those that are kept.
-  Real* params() const { return params_.get() + trunks_[kPolicy].at * params_width(); }
-  Real* values() const { return values_.get() + trunks_[kPolicy].at * values_width(); }
+  Real* params() const { return params_.get() + at_ * params_width(); }
+  Real* values() const { return values_.get() + at_ * values_width(); }
 
   void move_to(long at) {
-    for (Trunk<Real>& trunk : trunks_) trunk.at = at;
+    at_ = at;
+    for (Layer<Real>& layer : layers_) layer.at = at;
   }
 
   void allocate_outputs(long rows) {
-    for (Trunk<Real>& trunk : trunks_) trunk.allocate(rows);
+    for (Layer<Real>& layer : layers_) layer.allocate(rows);
     params_ = Buffer<Real>(rows * params_width());
     values_ = Buffer<Real>(rows * values_width());
   }
@@ -372,8 +430,8 @@ class Network {
   }
 
   const Real* log_std_ = nullptr;
-  long log_std_at_ = 0, kept_rows_ = kBlockRows;
-  Trunk<Real> trunks_[kNumTrunks];
+  long log_std_at_ = 0, kept_rows_ = kBlockRows, at_ = 0;  // at_: first row of the current block in what is kept
+  std::vector<Layer<Real>> layers_;
   std::unique_ptr<Linear<Real>> policy_head_, value_head_;
   Buffer<Real> x_, params_, values_, dparams_, dvalues_;
 };

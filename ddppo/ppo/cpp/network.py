@@ -41,22 +41,40 @@ class NotInCpp(Exception):
     """C++ does not have a part of the network. The message says which, as a part of a sentence."""
 
 
-@dataclass(frozen=True)
-class HiddenLayer:
-    """A linear layer, perhaps layer normalisation, and an activation; modules by their names in the model."""
+OBS = -1  # in place of the number of a layer: the observation
 
-    linear: str
+
+@dataclass(frozen=True)
+class Source:
+    """Columns [first, first + width) of a layer or the observation, added to the inputs from `column` on."""
+
+    layer: int
+    first: int
+    width: int
+    column: int = 0
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear layer on one source, or a sum of sources; perhaps layer normalisation; an activation.
+
+    Modules by their names in the model. Sources beside one another are what torch.cat joins.
+    """
+
+    width: int
+    sources: tuple[Source, ...]
+    linear: str | None = None
     norm: str | None = None
     activation: str = "identity"
 
 
 @dataclass(frozen=True)
 class NetworkLayers:
-    """The layers of a network: those that policy and values share, their own, and their heads."""
+    """The layers of a network, each behind those that it reads, and its heads, each with the layer that it reads."""
 
-    shared: tuple[HiddenLayer, ...]
-    policy: tuple[HiddenLayer, ...]
-    value: tuple[HiddenLayer, ...]
+    layers: tuple[Layer, ...]
+    policy: int
+    value: int
     policy_head: str
     value_head: str
     log_std: str | None  # a parameter beside the network
@@ -64,8 +82,8 @@ class NetworkLayers:
 
     def modules(self) -> Iterator[str]:
         """The names of the linear layers and norms, in the order in which Network of mlp.hpp reads their places."""
-        for layer in (*self.shared, *self.policy, *self.value):
-            yield from (layer.linear,) if layer.norm is None else (layer.linear, layer.norm)
+        for layer in self.layers:
+            yield from (name for name in (layer.linear, layer.norm) if name is not None)
         yield from (self.policy_head, self.value_head)
 
     def description(self, model: ActorCritic) -> list[int]:
@@ -77,12 +95,12 @@ class NetworkLayers:
         places = [offsets.get(f"{name}.{part}", -1) for name in self.modules() for part in ("weight", "bias")]
         if self.log_std is not None:
             places.append(offsets[self.log_std])
-        trunks: list[int] = []
-        for trunk in (self.shared, self.policy, self.value):
-            trunks.append(len(trunk))
-            for layer in trunk:
-                width: Any = model.get_submodule(layer.linear).out_features
-                trunks += [width, _ACTIVATIONS.index(layer.activation), layer.norm is not None]
+        layers = [len(self.layers)]
+        for layer in self.layers:
+            layers += [layer.width, _ACTIVATIONS.index(layer.activation)]
+            layers += [layer.linear is not None, layer.norm is not None, len(layer.sources)]
+            for source in layer.sources:
+                layers += [source.layer, source.first, source.width, source.column]
         action = model.spec.action
         # A list is preceded by its length.
         return [
@@ -90,7 +108,7 @@ class NetworkLayers:
             KINDS.index("beta" if model.is_beta else action.kind),
             self.limits_log_std,
             model.spec.obs_size,
-            *trunks,
+            *(*layers, self.policy, self.value),
             *(len(action.sizes), *action.sizes),
             *(len(places), *places),
             offset,
@@ -118,21 +136,29 @@ def hooked(model: nn.Module) -> str | None:
 
 
 def _of_mlp(model: MLP) -> NetworkLayers:
-    def trunk(name: str) -> tuple[HiddenLayer, ...]:
+    layers: list[Layer] = []
+
+    def add_trunk(name: str) -> int:
+        """Add the layers of a trunk; return the number of the last one."""
+        below, width = OBS, model.spec.obs_size
         of_kind = {
             kind: [
                 f"{name}.{child}" for child, m in getattr(model, name).named_children() if isinstance(m, kind)
             ]
             for kind in (nn.Linear, nn.LayerNorm)
         }
-        pairs = itertools.zip_longest(of_kind[nn.Linear], of_kind[nn.LayerNorm])
-        return tuple(HiddenLayer(linear, norm, model.activation) for linear, norm in pairs)
+        for linear, norm in itertools.zip_longest(of_kind[nn.Linear], of_kind[nn.LayerNorm]):
+            out: Any = model.get_submodule(linear).out_features
+            layers.append(Layer(out, (Source(below, 0, width),), linear, norm, model.activation))
+            below, width = len(layers) - 1, out
+        return below
 
-    policy = trunk("policy_trunk")
+    policy = add_trunk("policy_trunk")
+    value = policy if model.shared_trunk else add_trunk("value_trunk")
     return NetworkLayers(
-        shared=policy if model.shared_trunk else (),
-        policy=() if model.shared_trunk else policy,
-        value=() if model.shared_trunk else trunk("value_trunk"),
+        tuple(layers),
+        policy,
+        value,
         policy_head="policy_head",
         value_head="value_head",
         log_std=None if model.log_std is None else "log_std",

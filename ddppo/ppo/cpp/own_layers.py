@@ -7,6 +7,7 @@ place. A part that C++ does not have raises `NotInCpp`, whose message names the 
 
 import copy
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,8 +16,8 @@ from torch import nn
 from ddppo.config.model_settings import LOG_STD_RANGE
 from ddppo.errors import in_one_line
 from ddppo.models.actor_critic import ActorCritic
-from ddppo.ppo.cpp.network import NetworkLayers, NotInCpp, hooked
-from ddppo.ppo.cpp.traced import Features, GaussianParams, MethodReader
+from ddppo.ppo.cpp.network import OBS, Layer, NetworkLayers, NotInCpp, Source, hooked
+from ddppo.ppo.cpp.traced import Features, GaussianParams, LayerTable, MethodReader
 
 
 def layers_of_own(model: ActorCritic) -> NetworkLayers:
@@ -58,12 +59,13 @@ def _traced(model: ActorCritic, kind: str) -> NetworkLayers:
 
 def _agreed(model: ActorCritic, kind: str) -> NetworkLayers:
     """Return the layers by which the three methods compute the same."""
-    outputs = MethodReader(model, "forward").output()
+    table = LayerTable(model.spec.obs_size)
+    outputs = MethodReader(model, "forward", table).output()
     if not (isinstance(outputs, tuple) and len(outputs) == 2):
         raise NotInCpp(f"{kind}.forward does not return a pair")
     params, values = outputs
     for method, expected in (("action_params", params), ("value", values)):
-        if MethodReader(model, method).output() != expected:
+        if MethodReader(model, method, table).output() != expected:
             raise NotInCpp(f"{kind}.{method} does not compute what {kind}.forward does")
 
     log_std, is_limited = None, False
@@ -74,18 +76,55 @@ def _agreed(model: ActorCritic, kind: str) -> NetworkLayers:
         raise NotInCpp(
             f"{kind} has log standard deviations that are neither a parameter nor clamped to {low:g} to {high:g}"
         )
+    heads: list[Layer] = []
     for what, x, num_dims in (("action parameters", params, 1), ("values", values, 0)):
-        if not (isinstance(x, Features) and x.half is None and len(x.shape) == num_dims and x.is_linear):
+        head = x.linear() if isinstance(x, Features) and len(x.shape) == num_dims else None
+        if head is None:
             raise NotInCpp(f"{kind}.forward returns {what} that do not come straight from a linear layer")
-    # Hidden layers that are the first of both are shared.
-    (*policy, policy_head), (*value, value_head) = params.layers, values.layers
-    shared = 0
-    while shared < min(len(policy), len(value)) and policy[shared] == value[shared]:
-        shared += 1
-    return NetworkLayers(
-        tuple(policy[:shared]), tuple(policy[shared:]), tuple(value[shared:]),
-        policy_head.linear, value_head.linear, log_std, is_limited,
-    )  # fmt: skip
+        heads.append(head)
+    layers, (policy, value) = _arranged(table.layers(), heads)
+    policy_head, value_head = (str(head.linear) for head in heads)
+    return NetworkLayers(layers, policy, value, policy_head, value_head, log_std, is_limited)
+
+
+def _arranged(layers: list[Layer], heads: list[Layer]) -> tuple[tuple[Layer, ...], list[int]]:
+    """Return the layers that heads depend on, each behind those that it reads, and the number that each head reads.
+
+    A norm or an activation becomes part of the layer that it follows, if nothing else reads that layer.
+    """
+    readers: dict[int, set[Layer]] = {}
+    found: list[Layer] = []
+    numbers = {OBS: OBS}  # new numbers by old ones
+
+    def count(reader: Layer) -> None:
+        for source in reader.sources:
+            is_new = source.layer not in readers
+            readers.setdefault(source.layer, set()).add(reader)
+            if is_new and source.layer != OBS:
+                count(layers[source.layer])
+
+    def place(number: int) -> int:
+        if number in numbers:
+            return numbers[number]
+        layer = layers[number]
+        sources = tuple(replace(source, layer=place(source.layer)) for source in layer.sources)
+        (source, *others), below = sources, layer.sources[0].layer
+        if below != OBS and not others and layer.linear is None and readers[below] == {layer}:
+            last = found[source.layer]
+            is_free = last.activation == "identity" and (layer.norm is None or last.norm is None)
+            if is_free and source == Source(source.layer, 0, last.width):
+                norm = last.norm if layer.norm is None else layer.norm
+                found[source.layer] = replace(last, norm=norm, activation=layer.activation)
+                numbers[number] = source.layer
+                return source.layer
+        found.append(replace(layer, sources=sources))
+        numbers[number] = len(found) - 1
+        return numbers[number]
+
+    for head in heads:
+        count(head)
+    read = [place(head.sources[0].layer) for head in heads]
+    return tuple(found), read
 
 
 # -- What is no layer.

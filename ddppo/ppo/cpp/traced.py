@@ -10,7 +10,7 @@ import operator
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from torch import nn
 from ddppo.config.model_settings import LOG_STD_RANGE
 from ddppo.errors import in_one_line
 from ddppo.models.actor_critic import ACTIVATIONS, ActorCritic
-from ddppo.ppo.cpp.network import HiddenLayer, NotInCpp
+from ddppo.ppo.cpp.network import OBS, Layer, NotInCpp, Source
 
 _EPSILON = 1e-5  # of LayerNorm in layer_norm.hpp
 
@@ -93,26 +93,85 @@ def _graph_of(model: ActorCritic, method: str, where: str) -> torch.fx.Graph:
 # -- Reading the graph of a method.
 
 
+class LayerTable:
+    """The layers that the methods of a model call, numbered; equal ones once.
+
+    A norm or an activation is a layer of its own here: own_layers.py adds it to the layer that it follows.
+    """
+
+    def __init__(self, obs_size: int) -> None:
+        self._obs_size, self._numbers = obs_size, dict[Layer, int]()
+
+    def add(self, layer: Layer) -> int:
+        """Return the number of a layer."""
+        return self._numbers.setdefault(layer, len(self._numbers))
+
+    def layers(self) -> list[Layer]:
+        """Return all layers by their numbers, each behind those that it reads."""
+        return list(self._numbers)
+
+    def width(self, number: int) -> int:
+        """Return the number of outputs of a layer."""
+        return self._obs_size if number == OBS else self.layers()[number].width
+
+
 @dataclass(frozen=True)
 class Features:
-    """What some layers make of an observation. A norm or an activation of the last layer may follow."""
+    """Columns of layers or of the observation, beside one another."""
 
     shape: tuple[int, ...]  # of one row
-    layers: tuple[HiddenLayer, ...] = ()
-    half: int | None = None  # 0 or 1: only this half of the columns
-    is_clamped: bool = False  # to LOG_STD_RANGE
-    arrays: tuple[
-        str, ...
-    ] = ()  # of a task that observes several: those beside one another here, before any layer
+    parts: tuple[Source, ...]
+    table: LayerTable = field(compare=False, repr=False)
 
-    @property
-    def is_linear(self) -> bool:
-        """Whether they come straight from a linear layer."""
-        return bool(self.layers) and self.layers[-1] == HiddenLayer(self.layers[-1].linear)
+    def columns(self, first: int, width: int) -> "Features":
+        """Return the columns [first, first + width) of a vector."""
+        found, at = [], 0
+        for part in self.parts:
+            low, high = max(first - at, 0), min(first + width - at, part.width)
+            if low < high:
+                found.append(Source(part.layer, part.first + low, high - low))
+            at += part.width
+        return replace(self, shape=(width,), parts=tuple(found))
 
-    def ending(self, **changes: str) -> "Features":
-        """These features with another end of their last layer."""
-        return replace(self, layers=(*self.layers[:-1], replace(self.layers[-1], **changes)))
+    def whole(self) -> int | None:
+        """Return the number of the layer with exactly these outputs (OBS: of all observed); None if none has."""
+        (part, *others) = self.parts
+        is_whole = not others and part == Source(part.layer, 0, self.table.width(part.layer))
+        return part.layer if is_whole else None
+
+    def layer(self) -> int:
+        """Return the number of a layer that puts out these: one that joins them if they are of several."""
+        number = self.whole()
+        width = math.prod(self.shape)
+        return self.table.add(Layer(width, _beside(self.parts))) if number is None else number
+
+    def linear(self) -> Layer | None:
+        """Return the linear layer from which they come straight."""
+        number = self.whole()
+        layer = None if number in (None, OBS) else self.table.layers()[number]
+        return layer if layer is not None and layer.linear is not None else None
+
+    def through(self, width: int, **modules: str) -> "Features":
+        """Return the outputs of a layer that reads these."""
+        source = Source(self.layer(), 0, math.prod(self.shape))
+        number = self.table.add(Layer(width, (source,), **modules))
+        return replace(self, shape=(width,), parts=(Source(number, 0, width),))
+
+
+def _beside(parts: tuple[Source, ...]) -> tuple[Source, ...]:
+    """Return parts as sources of a layer, each in the columns behind the last one."""
+    found, column = [], 0
+    for part in parts:
+        found.append(replace(part, column=column))
+        column += part.width
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class _Clamped:
+    """Log standard deviations within LOG_STD_RANGE."""
+
+    x: Features
 
 
 @dataclass(frozen=True)
@@ -134,9 +193,9 @@ class GaussianParams:
 
 @dataclass(frozen=True)
 class _Arrays:
-    """What a task observes if it is a dict: the shape of each array."""
+    """What a task observes if it is a dict: each array."""
 
-    shapes: dict[str, tuple[int, ...]]
+    of_key: dict[str, Features]
 
 
 class _Size:
@@ -146,8 +205,8 @@ class _Size:
 class MethodReader:
     """Reads the graph of a method, node by node. The value of a node is of one of the classes above."""
 
-    def __init__(self, model: ActorCritic, method: str) -> None:
-        self._model, self._where = model, f"{type(model).__name__}.{method}"
+    def __init__(self, model: ActorCritic, method: str, table: LayerTable) -> None:
+        self._model, self._where, self._table = model, f"{type(model).__name__}.{method}", table
         self._graph = _graph_of(model, method, self._where)
         self._values: dict[torch.fx.Node, Any] = {}
 
@@ -169,10 +228,7 @@ class MethodReader:
         """Return the value of a node; None for what C++ does not have."""
         target: Any = node.target
         if node.op == "placeholder":
-            obs = self._model.spec.obs
-            if isinstance(obs, dict):
-                return _Arrays({key: tuple(leaf.shape) for key, leaf in obs.items()})
-            return None if self._values else Features(tuple(obs.shape))
+            return None if self._values else self._obs()
         if node.op == "get_attr":
             x = operator.attrgetter(target)(self._model)
             is_row = isinstance(x, nn.Parameter) and x.dim() > 0 and x.shape[-1] == x.numel()
@@ -181,32 +237,45 @@ class MethodReader:
         if node.op == "call_module":
             return self._module(target, node, *args, **kwargs)
         operation = _METHODS.get(target) if node.op == "call_method" else _FUNCTIONS.get(target)
-        if operation is None or (kwargs.pop("inplace", False) and not _is_read_once(node)):
+        if operation is None or (kwargs.pop("inplace", False) and not self._may_overwrite(node)):
             return None
         try:
             return operation(*args, **kwargs)
         except (TypeError, AttributeError, ValueError):  # arguments that C++ does not have
             return None
 
+    def _obs(self) -> Features | _Arrays:
+        obs = self._model.spec.obs
+        if not isinstance(obs, dict):
+            size = math.prod(obs.shape)
+            return Features(tuple(obs.shape), (Source(OBS, 0, size),), self._table)
+        arrays, at = {}, 0
+        for key, leaf in obs.items():
+            part = Source(OBS, at, math.prod(leaf.shape))
+            arrays[key] = Features(tuple(leaf.shape), (part,), self._table)
+            at += part.width
+        return _Arrays(arrays)
+
+    def _may_overwrite(self, node: torch.fx.Node) -> bool:
+        """Return whether this operation, which overwrites its input, is all that reads it."""
+        (below, *_) = node.all_input_nodes
+        x = self._value(below)
+        return len(below.users) == 1 and isinstance(x, Features) and x.whole() not in (None, OBS)
+
     def _module(self, name: str, node: torch.fx.Node, x: Any, *others: Any, **kwargs: Any) -> Any:
         m: Any = self._model.get_submodule(name)
-        if others or kwargs or not isinstance(x, Features) or x.half is not None:
+        if others or kwargs or not isinstance(x, Features):
             return None
         if type(m) is nn.Linear:
-            if x.arrays != (keys := _keys_of(self._model)) and not x.layers:
-                raise NotInCpp(
-                    f"{self._where} reads {' and '.join(x.arrays)} ({node.meta['place']}), and C++ reads all arrays in "
-                    f"their order: {', '.join(keys)}"
-                )
-            layers = (*x.layers, HiddenLayer(name))
-            return Features((m.out_features,), layers) if x.shape == (m.in_features,) else None
+            return x.through(m.out_features, linear=name) if x.shape == (m.in_features,) else None
         if type(m) is nn.LayerNorm:
             has_all = m.weight is not None and m.bias is not None and m.eps == _EPSILON
-            return x.ending(norm=name) if has_all and x.is_linear and m.normalized_shape == x.shape else None
+            is_row = len(x.shape) == 1 and m.normalized_shape == x.shape
+            return x.through(x.shape[0], norm=name) if has_all and is_row else None
         if type(m) in (nn.Identity, nn.Flatten):
             return x if type(m) is nn.Identity else _flatten(x, m.start_dim, m.end_dim)
         for activation, kind in ACTIVATIONS.items():
-            if type(m) is kind and not (getattr(m, "inplace", False) and not _is_read_once(node)):
+            if type(m) is kind and not (getattr(m, "inplace", False) and not self._may_overwrite(node)):
                 options = ("alpha", "negative_slope", "approximate")
                 return _activated(activation)(x, **{key: y for key, y in vars(m).items() if key in options})
         return None
@@ -225,12 +294,6 @@ class MethodReader:
         return node.target if isinstance(node.target, str) else node.target.__name__
 
 
-def _is_read_once(node: torch.fx.Node) -> bool:
-    """Return whether this operation, which overwrites its input, is all that reads it."""
-    (x, *_) = node.all_input_nodes
-    return len(x.users) == 1
-
-
 # -- Operations: functions that return the value of a call, None for one that C++ does not have.
 
 
@@ -239,8 +302,9 @@ def _activated(kind: str) -> Callable[..., Features | None]:
         x: Features, *, alpha: float = 1.0, negative_slope: float = 0.01, approximate: str = "none"
     ) -> Features | None:
         is_usual = (alpha, negative_slope, approximate) == (1.0, 0.01, "none")
-        is_open = len(x.shape) == 1 and x.layers and x.layers[-1].activation == "identity" and x.half is None
-        return x.ending(activation=kind) if is_usual and is_open else None
+        if not is_usual or len(x.shape) != 1:
+            return None
+        return x if kind == "identity" else x.through(x.shape[0], activation=kind)
 
     return read
 
@@ -257,8 +321,8 @@ def _flatten(x: Features, start_dim: int = 0, end_dim: int = -1) -> Features | N
 
 
 def _unsqueeze(x: Features, dim: int) -> Features | None:
-    """A number of an observation, [n], as [n, 1]."""
-    return replace(x, shape=(1,)) if x.shape == () and dim in (-1, 1) and not x.layers else None
+    """[n] as [n, 1]."""
+    return replace(x, shape=(1,)) if x.shape == () and dim in (-1, 1) else None
 
 
 def _reshape(x: Features, *shape: Any) -> Features | None:
@@ -277,7 +341,11 @@ def _entry(x: Any, key: Any) -> Any:
     if isinstance(x, tuple | _Size):
         return x[key] if isinstance(x, tuple) else x
     if isinstance(x, _Arrays):
-        return Features(x.shapes[key], arrays=(key,))
+        return x.of_key[key]
+    rows, columns = key
+    if isinstance(columns, slice) and rows in (Ellipsis, slice(None)) and len(x.shape) == 1:
+        first, end, step = columns.indices(x.shape[0])
+        return x.columns(first, end - first) if step == 1 and first < end else None
     return _squeeze(x) if key in ((Ellipsis, 0), (slice(None), 0)) else None
 
 
@@ -285,15 +353,24 @@ def _attribute(x: Any, name: str) -> _Size | None:
     return _Size() if name == "shape" else None
 
 
-def _halves(x: Features, chunks: int, dim: int = 0) -> tuple[Features, Features] | None:
-    if not (x.is_linear and x.half is None and chunks == 2 and dim in (-1, 1) and x.shape[0] % 2 == 0):
+def _chunks(x: Features, chunks: int, dim: int = 0) -> tuple[Features, ...] | None:
+    if len(x.shape) != 1 or dim not in (-1, 1) or x.shape[0] % chunks:
         return None
-    first, second = (replace(x, shape=(x.shape[0] // 2,), half=half) for half in (0, 1))
-    return first, second
+    width = x.shape[0] // chunks
+    return tuple(x.columns(i * width, width) for i in range(chunks))
 
 
-def _clamped(x: Features, min: Any = None, max: Any = None) -> Features | None:
-    return replace(x, is_clamped=True) if x.half == 1 and (min, max) == LOG_STD_RANGE else None
+def _clamped(x: Features, min: Any = None, max: Any = None) -> _Clamped | None:
+    return _Clamped(x) if (min, max) == LOG_STD_RANGE else None
+
+
+def _added(x: Any, y: Any) -> Features | None:
+    """The sum of two vectors, such as a residual addition."""
+    if not (isinstance(x, Features) and isinstance(y, Features) and x.shape == y.shape and len(x.shape) == 1):
+        return None
+    sources = (*_beside(x.parts), *_beside(y.parts))
+    number = x.table.add(Layer(x.shape[0], sources))
+    return replace(x, parts=(Source(number, 0, x.shape[0]),))
 
 
 def _expanded_as(x: _LogStd, other: Features) -> _LogStd | None:
@@ -307,20 +384,27 @@ def _expanded(x: _LogStd, *shape: Any) -> _LogStd | None:
 
 
 def _joined(tensors: tuple[Any, ...], dim: int = 0) -> GaussianParams | Features | None:
-    """Arrays of an observation beside one another, or means beside log standard deviations."""
-    if dim in (-1, 1) and all(isinstance(x, Features) and x.arrays and len(x.shape) == 1 for x in tensors):
-        return Features(
-            (sum(x.shape[0] for x in tensors),), arrays=tuple(key for x in tensors for key in x.arrays)
-        )
-    means, log_std = tensors
-    if dim not in (-1, 1) or not isinstance(means, Features):
+    """Vectors beside one another, or means beside log standard deviations."""
+    if dim not in (-1, 1):
         return None
-    if isinstance(log_std, _LogStd):
-        is_beside = log_std.is_expanded and means.half is None and means.shape == (log_std.size,)
+    (means, *others) = tensors
+    if isinstance(means, Features) and len(others) == 1 and isinstance(others[0], _LogStd):
+        (log_std,) = others
+        is_beside = log_std.is_expanded and means.shape == (log_std.size,)
         return GaussianParams(means, log_std.name) if is_beside else None
-    whole = replace(means, shape=(2 * means.shape[0],), half=None)
-    is_rest = means.half == 0 and log_std == replace(means, half=1, is_clamped=True)
-    return GaussianParams(whole, None) if is_rest else None
+    if isinstance(means, Features) and len(others) == 1 and isinstance(others[0], _Clamped):
+        (rest,) = (clamped.x for clamped in others)
+        both = _joined((means, rest), dim) if means.shape == rest.shape else None
+        return GaussianParams(both, None) if isinstance(both, Features) and both.linear() else None
+    if not all(isinstance(x, Features) and len(x.shape) == 1 for x in tensors):
+        return None
+    parts: list[Source] = []
+    for part in (part for x in tensors for part in x.parts):
+        if parts and (parts[-1].layer, parts[-1].first + parts[-1].width) == (part.layer, part.first):
+            parts[-1] = replace(parts[-1], width=parts[-1].width + part.width)  # neighbours
+        else:
+            parts.append(part)
+    return replace(means, shape=(sum(part.width for part in parts),), parts=tuple(parts))
 
 
 _METHODS: dict[Any, Callable[..., Any]] = {
@@ -331,7 +415,8 @@ _METHODS: dict[Any, Callable[..., Any]] = {
     "reshape": _reshape,
     "view": _reshape,
     "size": lambda x, dim=None: _Size(),
-    "chunk": _halves,
+    "chunk": _chunks,
+    "add": _added,
     "clamp": _clamped,
     "expand_as": _expanded_as,
     "expand": _expanded,
@@ -346,7 +431,9 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.reshape: _reshape,
     operator.getitem: _entry,
     getattr: _attribute,
-    torch.chunk: _halves,
+    torch.chunk: _chunks,
+    operator.add: _added,
+    torch.add: _added,
     torch.clamp: _clamped,
     torch.cat: _joined,
 }
