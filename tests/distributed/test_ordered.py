@@ -97,6 +97,13 @@ def test_they_are_with_a_network_of_ones_own_which_cpp_computes(network, tmp_pat
     assert summary(tmp_path / "2")["derived"]["step"] == ("native" if in_cpp else "eager")
 
 
+def test_they_are_with_actions_of_a_beta_distribution(tmp_path):
+    settings = ["env=pendulum", "model.distribution=beta", "ppo.entropy_coef=0.01", "ppo.normalize_obs=true"]
+    assert_same_bits(folders := runs(tmp_path, *settings, reduction="auto", world_sizes="1,2"))
+    in_cpp = native.why_not() is None
+    assert learned(folders[2])[-1] == ("native" if in_cpp else "eager")
+
+
 def test_by_default_they_are_too(tmp_path):
     settings = ["env=pendulum", "model.layer_norm=true", "model.squash=tanh", "model.log_std=state"]
     settings += ["ppo.entropy_coef=0.01", "ppo.normalize_obs=true", "eval.every_steps=512"]
