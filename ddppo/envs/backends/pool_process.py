@@ -33,9 +33,10 @@ from ddppo.envs.vec_env import EnvNames, EnvSpec, when_reset, when_stepped
 from ddppo.errors import EnvError, EnvWorkerLost
 from ddppo.processes.forking import ForkedProcess, ForkServer, ForkServerLost
 
-# Seconds per step of the batch for messages between the rank and its pool. Measured by experiments/env_backends: 20 us
-# if every process has a core, 100 us if each has to be woken.
-_POOL_S = 75e-6
+# Seconds per step of the batch for messages between the rank and its pool: 20 us if every process has a core and is
+# awake (experiments/env_backends), 160 us on two cores in training, where processes sleep while the rank acts (W8 of
+# experiments/speed).
+_POOL_S = 150e-6
 _COMPUTES_ABOVE = 0.9  # an environment that computes for this share of its step "computes"; the rest is noise
 
 
