@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from ddppo import native
 from ddppo.algorithms.contract import Algorithm
 from ddppo.algorithms.learner import LearnerStep
 from ddppo.collectives.group import Group
@@ -13,7 +14,7 @@ from ddppo.ppo.rollout import Transitions
 from ddppo.scaling import BatchShape
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 from tests.distributed.forked_ranks import forked_ranks
-from tests.support import TINY, door, lines
+from tests.support import TINY, door, lines, summary
 
 EXACT = (*TINY, "env=cartpole", "dtype=float64", "checkpoint.every_steps=0")
 
@@ -84,6 +85,20 @@ def test_an_algorithm_of_ones_own_learns_under_any_topology_what_it_learns_in_on
 ):
     run = trained(tmp_path / "run", *OWN, *TOPOLOGIES[topology])
     assert largest_difference(by_one_process, run) < 1e-10
+
+
+@pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
+def test_a_run_says_whether_an_algorithm_of_ones_own_acts_and_learns_by_a_network_in_cpp(tmp_path):
+    in_cpp = door(*EXACT, *OWN, run_dir=tmp_path / "run")
+    assert (in_cpp.code, in_cpp.stderr) == (0, "")
+    assert summary(tmp_path / "run")["derived"]["network"] == "C++, also in acting"
+    clamping = "model.name=tests.unit.test_compilation:Own"
+    in_torch = door(*EXACT, *OWN, clamping, run_dir=tmp_path / "other")
+    assert in_torch.code == 0
+    assert in_torch.stderr.startswith(
+        "warning: the network runs in PyTorch, not in C++: Own.forward calls clamp (test_compilation.py:"
+    )
+    assert "network" not in summary(tmp_path / "other")["derived"]
 
 
 ASYNC = ("distributed=async_actors", "dist.world_size=3")

@@ -146,6 +146,10 @@ class UnknownSynchronised(Good):
     synchronised = ("policy",)
 
 
+class UnknownRecords(Good):
+    records = ("values",)
+
+
 class NoPart(Good):
     def parts(self):
         return {}

@@ -56,6 +56,7 @@ SAID = {
     "NoSuper": "NoSuper.kept must be a dict of tensors by name: call super().__init__, and add to it",
     "UnknownSynchronised": "UnknownSynchronised.synchronised names policy, and no parameter has a name that begins so: "
     "use policy_trunk, value_trunk, policy_head, value_head",
+    "UnknownRecords": "UnknownRecords.records is ('values',): it must be ('logprobs',), or () for nothing",
     "NoPart": "NoPart.parts must return at least one Part by name, as {'all': Part(1e-3)}",
     "UnknownPart": "UnknownPart.parts: all names critic, and no parameter has a name that begins so: use "
     "policy_trunk, value_trunk, policy_head, value_head",
