@@ -1,7 +1,7 @@
 """Print the tests that took longest, which make test leaves to make test-all: the lines of tests/slow.txt.
 
 .venv/bin/python -m pytest -n 5 --no-loadscope-reorder --durations=0 > outputs/durations.txt
-.venv/bin/python -m tests.slowest 1.5 < outputs/durations.txt > outputs/slow.txt && mv outputs/slow.txt tests/
+.venv/bin/python -m tests.slowest 1 < outputs/durations.txt > outputs/slow.txt && mv outputs/slow.txt tests/
 
 Seconds are the clock's, with five processes on two cores: two to three times those of a processor. The list also names
 tests that are marked slow where they are written.
